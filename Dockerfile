@@ -1,5 +1,6 @@
 # Builds the image of a driver in this repository: docker build --build-arg DRIVER=drivers/pci -t pci .
-# For other drivers, and for drivers with dependencies, use the driver's own Dockerfile.
+# If the driver needs more packages than the framework, `make lock` pins them in its image/requirements.txt. A driver outside of this
+# repository has its own Dockerfile.
 # For a release, set the base image by digest; `docker buildx imagetools inspect python:3.13-slim` prints it:
 # --build-arg BASE=python:3.13-slim@sha256:...
 ARG BASE=python:3.13-slim
@@ -21,6 +22,9 @@ RUN pip install --require-hashes --only-binary :all: -r image/build-requirements
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 COPY ${DRIVER} /driver
+RUN if [ -f /driver/image/requirements.txt ]; then \
+      pip --python /opt/dra/bin/python install --require-hashes --only-binary :all: -r /driver/image/requirements.txt; \
+    fi
 RUN pip wheel --no-build-isolation --no-deps --no-index -w /wheels . /driver \
  && pip --python /opt/dra/bin/python install --no-deps --no-index /wheels/*.whl \
  && pip --python /opt/dra/bin/python check

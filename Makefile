@@ -15,15 +15,19 @@ help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # Installs what a driver needs at run time, which is enough for the demo. The first `make test` installs the rest.
-$(BASE): pyproject.toml
+# The four packages are one repository and one version: nobody installs them one by one.
+PACKAGES = devkit tools conformance
+EDITABLE = -e . $(PACKAGES:%=-e packages/%)
+PROJECTS = pyproject.toml $(PACKAGES:%=packages/%/pyproject.toml)
+$(BASE): $(PROJECTS)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(EDITABLE)
 	@touch $(BASE)
 
 $(STAMP): $(BASE)
 	@echo "installing what tests and lint need into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) -e '.[dev]'
 	@touch $(STAMP)
 
 demo: $(BASE) ## show each step of a claim, with the PCI hardware of this machine
@@ -38,6 +42,8 @@ dev: $(BASE) ## run the local cluster with the PCI driver, until Ctrl-C
 # Tests wait more than they work, so there are more workers than cores. A worker that has finished takes tests from another.
 WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 PYTEST   = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+# The tests of one package: make test PACKAGE=devkit. Without PACKAGE all tests run.
+TESTS    = $(if $(PACKAGE),$(patsubst packages/framework/tests,tests,packages/$(PACKAGE)/tests))
 # The markers of tests that need root, a container, an image build or a package index, and of long tests (pyproject.toml).
 REST     = mounts or podman or runc or netns or image or index or full
 
@@ -46,24 +52,24 @@ check: $(STAMP) ## before a commit: lint, types, and within a minute the tests o
 	  $(BIN)/python -m tests.tools.changed --workers $(WORKERS) --leave-out "crash or $(REST)" $(ARGS)
 
 test: $(STAMP) ## within 5 minutes: the tests that need no root, container, image or package index, and part of the crash tests
-	@$(PYTEST) -m "not ($(REST))" $(ARGS)
+	@$(PYTEST) -m "not ($(REST))" $(TESTS) $(ARGS)
 
 test-rest: $(STAMP) ## the tests that `make test` leaves out
-	@$(PYTEST) -m "$(REST)" $(ARGS)
+	@$(PYTEST) -m "$(REST)" $(TESTS) $(ARGS)
 
 test-all: $(STAMP) ## every test, within 20 minutes
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(TESTS) $(ARGS)
 
 # Tests of the plugin's publisher, engine, health, events and controller with an API server and a kubelet.
-PLUGIN = claims/test_device_status claims/test_claims_killed_and_device_removed claims/test_remote_devices_in_containers \
+PLUGIN = $(patsubst %,tests/%.py,claims/test_device_status claims/test_claims_killed_and_device_removed claims/test_remote_devices_in_containers \
   claims/test_undo_steps_processes devices/slices/test_publisher devices/slices/test_publisher_quantities \
   devices/slices/test_scope devices/slices/test_status_and_gates devices/slices/test_sync_slice_controller_table \
-  devices/test_health_monitor devices/test_inventory_removed_devices host/fake/test_fake_device_nodes \
-  kube/test_discovery_served_versions plugin/controller/binding/test_binder_faults plugin/controller/test_controller \
-  plugin/test_node plugin/test_node_processes plugin/test_node_readiness plugin/test_node_unreachable_server \
-  resourceapi/test_resourceapi_newer_fields system/test_node_failure testing/test_controlplane
+  devices/test_health_monitor devices/test_inventory_removed_devices kube/test_discovery_served_versions \
+  plugin/controller/binding/test_binder_faults plugin/controller/test_controller plugin/test_node plugin/test_node_processes \
+  plugin/test_node_readiness plugin/test_node_unreachable_server resourceapi/test_resourceapi_newer_fields system/test_node_failure) \
+  $(patsubst %,packages/devkit/tests/%.py,hosts/test_hosts_device_nodes testing/test_controlplane)
 plugin: $(STAMP) ## run the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
-	@DRA_KUBERNETES_VERSION=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
+	@DRA_KUBERNETES_VERSION=$(RELEASE) $(PYTEST) $(PLUGIN) $(ARGS)
 
 pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
@@ -76,9 +82,9 @@ lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, structure,
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python tests/tools/module_sizes.py
-	@$(BIN)/python tests/tools/structure.py
-	@$(BIN)/python tests/tools/language.py
+	@$(BIN)/python -m tests.tools.module_sizes
+	@$(BIN)/python -m tests.tools.structure
+	@$(BIN)/python -m tests.tools.language
 
 soak: $(STAMP) ## kill the plugin 1,000 times while its environment fails, then check memory and descriptors over 10,000 cycles
 	@$(BIN)/python -m bench.soak $(ARGS)
@@ -107,7 +113,7 @@ deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the d
 drivers: $(STAMP) ## rewrite the files of drivers/ that are copies of the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers
 
-LOCKED = image/requirements.txt image/build-requirements.txt
+LOCKED = image/requirements.txt image/build-requirements.txt drivers/nvidia/image/requirements.txt
 # Each pin needs a wheel for each of these platforms, because the image build compiles nothing.
 IMAGES  = 3.11:x86_64 3.11:aarch64 3.13:x86_64 3.13:aarch64
 UV      = .venv-lock/bin/uv
@@ -117,13 +123,16 @@ $(UV):
 	@test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
 
-dist: $(UV) ## build wheel and sdist into dist/, reproducibly, with the pinned build backend
-	@$(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist .
+dist: $(UV) ## build wheels and sdists of the four packages into dist/, reproducibly, with the pinned build backend
+	@for package in . $(PACKAGES:%=packages/%); do \
+	  $(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist $$package || exit; done
 	@cd dist && sha256sum *.whl *.tar.gz
 
 lock: $(UV) ## pin what images install, by version and hash; `make lock ARGS=--upgrade` takes the newest versions
 	@$(COMPILE) pyproject.toml -o image/requirements.txt $(ARGS)
 	@$(COMPILE) --group image -o image/build-requirements.txt $(ARGS)
+	@echo '-e .' | $(COMPILE) drivers/nvidia/pyproject.toml - --no-deps --no-emit-package dra-kubeletplugin \
+	  -o drivers/nvidia/image/requirements.txt $(ARGS)
 	@for image in $(IMAGES); do for file in $(LOCKED); do \
 	  $(UV) pip install --quiet --dry-run --target .venv-lock/none --require-hashes --only-binary :all: -r $$file \
 	    --python-version $${image%:*} --python-platform $${image#*:}-manylinux_2_28 || exit; done; done

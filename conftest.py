@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import machine
+
+pytest_plugins = ["tests.helpers.shared_fixtures"]
 _FOLDER = pytest.StashKey[Path]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 # Configuration of the machine or of the developer that our commands, kubectl, helm or child processes would read.
-_HIDDEN = ("KUBECONFIG", "NODE_NAME", "POD_UID", "DRIVER_NAME", "LANG", "LANGUAGE", "PYTHONDONTWRITEBYTECODE")
+_HIDDEN = (
+    "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "NODE_NAME", "POD_UID", "DRIVER_NAME", "LANG", "LANGUAGE", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
 # Why `make test` leaves a test out, by the marker. A test with several markers is counted by the first one here.
 _REASONS = {
     "image": "build images",
@@ -36,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     The workers of pytest-xdist inherit both from the process that starts them.
     """
     config.stash[_LEFT_OUT] = Counter()
+    sys.addaudithook(machine.record)
     if hasattr(config, "workerinput"):
         return
     folder = config.stash[_FOLDER] = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
@@ -51,10 +58,22 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     os.environ["LC_ALL"] = "C.UTF-8"
     os.environ["TMPDIR"] = "/tmp"  # noqa: S108
-    for variable, name in (("HOME", "home"), ("KUBELET_ROOT", "kubelet")):
+    for variable, name in (("HOME", "home"), ("HOST_ROOT", "root"), ("KUBELET_ROOT", "kubelet"), ("CDI_ROOT", "cdi")):
         (folder / name).mkdir()
         os.environ[variable] = str(folder / name)
     tempfile.tempdir = None  # makes tempfile read TMPDIR again
+
+
+@pytest.fixture(autouse=True)
+def _only_own_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that uses the machine's configuration of containers or Kubernetes: its result would depend on the machine."""
+    yield
+    used = machine.used.copy()
+    machine.used.clear()
+    # A test that podman or a mount namespace needs works on the real folders.
+    if not {"podman", "mounts"}.isdisjoint(marker.name for marker in request.node.iter_markers()):
+        return
+    assert not used, f"the test or its fixtures used files of this machine: {used}"
 
 
 def pytest_collection_finish() -> None:

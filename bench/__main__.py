@@ -92,7 +92,9 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
         requests = ", ".join(f"{n} x {what}" for what, n in cost.requests.items()) or "none"
         per_claim = sum(cost.requests.values()) / cost.claims
         print(f"- requests for each claim: {per_claim:.2f} (aim: at most 1): {requests}")
-        for what, found, aim in (("prepare", cost.prepare_syncs, 1), ("unprepare", cost.unprepare_syncs, 0)):
+        of_folder = 1
+        syncs = (("prepare", cost.prepare_syncs, cost.claims + of_folder), ("unprepare", cost.unprepare_syncs, 0))
+        for what, found, aim in syncs:
             shown = (
                 "not counted: strace is not installed"
                 if found is None

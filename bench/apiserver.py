@@ -20,10 +20,10 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 from bench import fleet_cluster
-from dra_kubeletplugin.base import gc_tuning
+from dra_devkit.commands import gc_tuning
+from dra_devkit.localcluster.apiserver import ApiServer, Tokens
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, config
-from dra_kubeletplugin.localcluster.apiserver import ApiServer, Tokens
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.apiserver import ROOT, Api
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_devkit.testing import ClaimSpec
+from dra_devkit.testing.pods import claim
+from dra_devkit.testing.ports import free_port
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
-from dra_kubeletplugin.testing import ClaimSpec
-from dra_kubeletplugin.testing.pods import claim
-from dra_kubeletplugin.testing.ports import free_port
 
 NODE = "node-1"
 START = 90.0  # seconds; a loaded machine validates thousands of devices slowly

@@ -19,14 +19,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.apiserver.certificate import write as make_certificate
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.certificate import write as make_certificate
+from dra_kubeletplugin.base.json_types import JSON
 
-JSON = dict[str, Any]
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.example.com"
 _PER_NODE = 8

@@ -17,15 +17,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from bench import fleet_plugins, fleet_top
 from bench.apiserver import Api, api_server
 from bench.fleet_cluster import API, DRIVER, PER_NODE, WAITING, Size
+from dra_kubeletplugin.base.json_types import JSON
 
-JSON = dict[str, Any]
 _HELD = "all-held-two"  # the pod for the measurement with one pod
 _SCREEN = 20.0  # seconds for which `dra top` is measured after it has found the reasons of the waiting pods
 _CODE = (

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-JSON = dict[str, Any]
+from dra_kubeletplugin.base.json_types import JSON
+
 API = "resource.k8s.io/v1"
 DRIVER = "gpu.example.com"
 PER_NODE = 8  # devices

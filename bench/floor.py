@@ -1,7 +1,7 @@
 """The floor of a call: only the work that every plugin must do, without gRPC, validation and a driver.
 
-A prepare sends GETs for the claims through at most 8 kept connections, appends their records to a file with one sync, and writes their
-CDI files. A repeat sends the GETs. An unprepare removes the files and appends without a sync.
+A prepare sends GETs for the claims through at most 8 kept connections, writes and syncs a record for each claim, syncs their folder, and
+writes the CDI files. A repeat sends the GETs. An unprepare removes the files.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class Floor:
     def __init__(self, api: Api, state: Path, cdi: Path) -> None:
         self._api = api
         self._cdi = cdi
-        self._records = os.open(
-            state / "floor.journal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        )
+        self._records = state / "floor-claims"
+        self._records.mkdir(exist_ok=True)
 
     async def open(self) -> None:
         tls = ssl.create_default_context(cafile=str(self._api.ca))
@@ -66,12 +65,14 @@ class Floor:
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
-        os.close(self._records)
 
     async def prepare(self, claims: list[Ref]) -> None:
         await self.repeat(claims)
-        os.write(self._records, "".join(f"{uid} {_DOC}\n" for _, _, uid in claims).encode())
-        os.fdatasync(self._records)
+        for _, _, uid in claims:
+            write_whole(self._records / f"{uid}.json", f"{uid} {_DOC}\n".encode(), sync=True)
+        folder = os.open(self._records, os.O_RDONLY | os.O_CLOEXEC)
+        os.fsync(folder)
+        os.close(folder)
         for _, _, uid in claims:
             write_whole(self._cdi / f"floor-{uid}.json", json.dumps(_SPEC).encode())
 
@@ -91,14 +92,16 @@ class Floor:
     async def unprepare(self, claims: list[Ref]) -> None:
         for _, _, uid in claims:
             (self._cdi / f"floor-{uid}.json").unlink()
-        os.write(self._records, "".join(f"{uid}\n" for _, _, uid in claims).encode())
+            (self._records / f"{uid}.json").unlink()
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, sync: bool = False) -> None:
     temporary = f"{path}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, data)
+        if sync:
+            os.fdatasync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, path)  # noqa: PTH104 - the fewest steps

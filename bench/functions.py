@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dra_devkit.hosts import described
 from dra_kubeletplugin import Host
-from dra_kubeletplugin.host.fake import described
 
 CARDS, EACH = 8, 128
 AIM = 150.0  # milliseconds to find them with all attributes

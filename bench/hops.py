@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.base.threads import LoopExecutor
-from dra_kubeletplugin.claims.store.batch import Batcher
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
+from dra_kubeletplugin.claims.store.folder import ClaimFolder
 from dra_kubeletplugin.driver.calls import Calls
 
 TRIES = 5
 OPERATIONS = 2_000  # in one try
-_RECORD = msgspec.json.encode({"uid": "x" * 36, "doc": {"devices": [{"pool": "node-1", "device": "d-1"}] * 4}})
+_RECORD = msgspec.json.encode({"uid": "x" * 36, "devices": [{"pool": "node-1", "device": "d-1"}] * 4})
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,6 @@ async def _default_executor() -> None:
     await asyncio.get_running_loop().run_in_executor(None, _read)
 
 
-def _read_all(items: Sequence[object]) -> list[object]:
-    return [_read() for _ in items]
-
-
 async def _cost(operation: Callable[[], Awaitable[object]], at_once: int) -> float:
     tries = []
     for _ in range(TRIES):
@@ -65,13 +66,15 @@ async def _cost(operation: Callable[[], Awaitable[object]], at_once: int) -> flo
 async def rows() -> list[Hop]:
     """Measures each way in turn."""
     asyncio.get_running_loop().set_default_executor(LoopExecutor())
-    records: Batcher[object] = Batcher("records", _read_all)
+    nowhere = Path("/nonexistent")  # the work uses neither records nor files
+    folder = ClaimFolder(nowhere, ClaimSpecs(nowhere, "d.example.com"), InstanceLock(nowhere), "", 0, Metrics())
+    records = RecordStore(folder)
     calls = Calls()
     ways: list[tuple[str, Callable[[], Awaitable[object]], int]] = [
         ("on the loop, inline", _inline, 1),
         ("on the loop, in a task", _task, 1),
-        ("record thread", lambda: records.submit(None), 1),
-        ("record thread, 32 in a batch", lambda: records.submit(None), 32),
+        ("record thread", lambda: records.run(_read), 1),
+        ("record thread, 32 in a batch", lambda: records.run(_read), 32),
         ("driver's thread", lambda: calls(_read), 1),
         ("loop's executor", _default_executor, 1),
     ]

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bench.apiserver import ROOT, api_server, make_certificate
 from bench.deployed import deployed
-from dra_kubeletplugin.testing.ports import free_port
+from dra_devkit.testing.ports import free_port
 
 CLIENTS = 400
 AIM = 1.0  # seconds for a probe

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_devkit.testing import ClaimSpec
+from dra_devkit.testing.pods import claim, device_class
 from dra_kubeletplugin._proto import dra_v1_pb2, dra_v1_pb2_grpc
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
-from dra_kubeletplugin.testing import ClaimSpec
-from dra_kubeletplugin.testing.pods import claim, device_class
 
 ROOT = Path(__file__).parents[1]
 

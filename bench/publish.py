@@ -14,10 +14,10 @@ from pathlib import Path
 from bench.apiserver import Api
 from bench.deployed import Deployed, deployed
 from bench.drivers import DEVICES_FILE, LISTED_FILE
+from dra_devkit.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube import Reflector
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 
 IDLE = 10.0  # seconds
 _QUIET = 1.0  # seconds without a write after which publishing has ended

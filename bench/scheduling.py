@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_kubeletplugin.base import gc_tuning
+from dra_devkit.commands import gc_tuning
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
-JSON = dict[str, Any]
 DRIVER = "bench.example.com"
 API = "resource.k8s.io"
 _AT_ONCE = 8  # requests in flight

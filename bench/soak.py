@@ -169,7 +169,7 @@ async def _settle(b: NodeHarness, done: Done) -> None:
         except (AssertionError, RecordsError) as e:
             reason = str(e)
             return False
-        reason = ", ".join([*_unfinished_pods(b), *b.repair_files()])
+        reason = ", ".join([*_unfinished_pods(b), *b.leftover_files()])
         return not reason
 
     try:
@@ -237,7 +237,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--no-faults", action="store_true", help="kills only")
     args = parser.parse_args()
-    logging.getLogger("dra_kubeletplugin.localcluster").setLevel(logging.ERROR)  # the kubelet would log the faults
+    logging.getLogger("dra_devkit.localcluster").setLevel(logging.ERROR)  # the kubelet would log the faults
     print(f"{args.kills} random kills, seed {args.seed}", flush=True)
     rolling = args.kills // 4
     for updates, count in ((False, args.kills - rolling), (True, rolling)):

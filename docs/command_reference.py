@@ -12,25 +12,26 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dra_kubeletplugin.analysis.explanation.model import Explanation
-from dra_kubeletplugin.analysis.simulation.simulate import Simulation
-from dra_kubeletplugin.cli import commands, output_models
-from dra_kubeletplugin.cli.doctor import Findings, Gathered
-from dra_kubeletplugin.cli.explain import Waiting
+from dra_devkit.commands import output_models as devkit_models
+from dra_kubeletplugin.cli import PACKAGES, commands, output_models
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
 from dra_kubeletplugin.cli.shell.options import SETTINGS
 from dra_kubeletplugin.cli.shell.output import camel
 from dra_kubeletplugin.cli.shell.parsing import Parser
-from dra_kubeletplugin.resourceapi.usage.rows import Overview
+from dra_tools.commands.doctor import Findings, Gathered
+from dra_tools.commands.explain import Waiting
+from dra_tools.explanation.model import Explanation
+from dra_tools.simulation.simulate import Simulation
+from dra_tools.usage.rows import Overview
 
 SHAPES: Mapping[str, tuple[type, ...]] = {
     "claims": (output_models.Claims,),
     "cleanup": (output_models.Removed,),
-    "inspect": (output_models.Inspection,),
-    "validate": (output_models.Validation,),
+    "inspect": (devkit_models.Inspection,),
+    "validate": (devkit_models.Validation,),
     "doctor": (Findings,),
     "gather": (Gathered,),
-    "new": (output_models.Made,),
+    "new": (devkit_models.Made,),
     "explain": (Explanation, Waiting),
     "simulate": (Simulation,),
     "top": (Overview,),
@@ -43,7 +44,9 @@ Generated from the command line's own parsers by `make docs`.
 The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. After `--` nothing is an
 option. If you use `--`, write the options before all other words. Options cannot be abbreviated; for a mistyped option the error names
 the nearest one.
-`python -m dra_kubeletplugin` is `dra`.
+`python -m dra_kubeletplugin` is `dra`. Some commands are in [another package](index.md#install). If the package is not installed, the error
+names it: `dra: dra explain is in dra-tools: pip install dra-tools`.
+
 `eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab. For zsh and fish, use
 `dra completion zsh` and `dra completion fish`. After a driver, as in
 `dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
@@ -60,6 +63,7 @@ Every field is present, even if it is empty. Names of fields do not change betwe
 mapping are data and not names of fields: they are names of devices, attributes and other objects. The output of `dra schema`, which is a
 JSON Schema, and of the verbs of `dra dev` is not described below.
 """
+_PACKAGES = {command: package for package, names in PACKAGES.items() for command in names}
 _JSON = {"None": "null", "True": "true", "False": "false"}
 _ROLE = re.compile(r":\w+:`~?\.*([^`]+)`")
 
@@ -78,6 +82,8 @@ def page() -> str:
 
 def _command(name: str, parser: Parser) -> Iterator[str]:
     yield from (f"## dra {name}", "", parser.description or "", "")
+    if package := _PACKAGES.get(name):
+        yield from (f"In the package `{package}`.", "")
     words = [a for a in parser._actions if not a.option_strings]
     yield f"`{' '.join([parser.prog, '[OPTION]...', *map(_word, words)])}`"
     options = [a for g in parser._action_groups if g.title != SETTINGS for a in g._group_actions if a.option_strings]

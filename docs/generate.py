@@ -17,10 +17,10 @@ import reference_pages
 import sequence
 import yaml
 
+from dra_devkit.hosts import described, schema
+from dra_devkit.hosts import model as parts
+from dra_devkit.packaging.manifests import monitoring, source_reader
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.host.fake import described, schema
-from dra_kubeletplugin.host.fake import model as parts
-from dra_kubeletplugin.packaging.manifests import monitoring, source_reader
 from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
 
 ROOT = Path(__file__).parents[1]
@@ -76,14 +76,14 @@ _MODULES = {
         "the machine": "Host, PciFunction",
         "errors": "DraError, RetryableError, PermanentError",
     },
-    "dra_kubeletplugin.testing": {
+    "dra_devkit.testing": {
         "fixtures": "Node, Api, Kubelet, Cluster",
         "in the event loop of a test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
         "results": "env_of, oci_of, Published, PublishedDevice, PublishedError, Event, PodError, FaultError",
     },
-    "dra_kubeletplugin.analysis": {
+    "dra_tools": {
         "the state of a cluster": "take, Snapshot, Gap, with_events, from_files",
         "why a pod waits": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
         "RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
@@ -174,7 +174,7 @@ def permissions() -> str:
 
 _HOSTS = """# Described hosts
 
-Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
+Generated from `packages/devkit/src/dra_devkit/hosts/schema.py` by `make docs`: its example has every key, and a test builds it.
 
 A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
 `@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. The package contains descriptions that you

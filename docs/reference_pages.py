@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import Field
 from typing import Any
 
+from dra_conformance.catalogue import CATALOGUE, Requirement
+from dra_conformance.reports import catalogue_markdown
 from dra_kubeletplugin import errors
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.errors import CLASSES
-from dra_kubeletplugin.localcluster.conformance.catalogue import CATALOGUE, Requirement
-from dra_kubeletplugin.localcluster.conformance.reports import catalogue_markdown
 
 
 def error_classes() -> list[type[DraError]]:
@@ -58,7 +58,7 @@ def conformance_page() -> str:
         "# Checks of conformance",
         "",
         "For authors who want to know why a check of [`dra conformance`](conformance.md) failed, or which rules the suite checks.",
-        "Generated from `src/dra_kubeletplugin/localcluster/conformance/checks` by `make docs`. Ids are never renumbered.",
+        "Generated from `packages/conformance/src/dra_conformance/checks` by `make docs`. Ids are never renumbered.",
         "",
         " ".join(f"{level}: {level.meaning}." for level in Requirement),
         "",

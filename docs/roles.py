@@ -30,6 +30,8 @@ class Roles(griffe.Extension):
 
 class Fixtures(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        if pkg.name != "dra_devkit":
+            return
         facade = pkg["testing.facade"]
         for cls in facade.classes.values():
             for name, attribute in list(cls.attributes.items()):

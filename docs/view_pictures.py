@@ -15,10 +15,10 @@ from terminal_svg import terminal_svg  # noqa: E402
 
 from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response  # noqa: E402
 from dra_kubeletplugin.cli.shell.style import Style  # noqa: E402
-from dra_kubeletplugin.cli.top import explained_overview  # noqa: E402
-from dra_kubeletplugin.cli.top.table import table  # noqa: E402
-from dra_kubeletplugin.plugin import usage_page  # noqa: E402
-from dra_kubeletplugin.resourceapi.usage.rows import Overview  # noqa: E402
+from dra_tools.commands.top import explained_overview  # noqa: E402
+from dra_tools.commands.top.table import table  # noqa: E402
+from dra_tools.page import usage_page  # noqa: E402
+from dra_tools.usage.rows import Overview  # noqa: E402
 from tests.helpers.usage_examples import cluster  # noqa: E402
 
 FOLDER = ROOT / "docs" / "assets"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.testing import Node
+from dra_devkit.testing import Node
 
 GPU = Path(__file__).parents[1] / "drivers/gpu_example"
 

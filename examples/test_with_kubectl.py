@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.testing import Cluster
+from dra_devkit.testing import Cluster
 
 HERE = Path(__file__).parent
 CLASS = HERE.parent / "drivers/gpu_example/deploy/deviceclass.yaml"

@@ -204,9 +204,8 @@ class RecordsError(DraError):
     code = "DRA-E010"
     reason = "RECORDS_UNAVAILABLE"
     help = (
-        "The journal is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
-        "the disk. A damaged file is set aside as records.journal.damaged-<time>, never emptied; `dra claims` shows "
-        "what was rebuilt."
+        "The records are in the folder claims of the driver's folder below <kubelet-root>/plugins. Look at free space, permissions "
+        "and the disk. A damaged file without a copy is set aside as <uid>.damaged-<time>; `dra claims` shows what is known."
     )
 
 
@@ -216,17 +215,6 @@ class RecordsBusyError(RecordsError):
     code = "DRA-E011"
     reason = "RECORDS_BUSY"
     help = "Another instance of the plugin is stopped or hangs while it writes. Delete its pod; the kubelet retries."
-
-
-class RecordsNewerError(RecordsError):
-    """The records were written by a plugin whose record schema is more than one version newer."""
-
-    code = "DRA-E012"
-    reason = "RECORDS_NEWER"
-    help = (
-        "A plugin can read records that are at most one schema version newer. Return to the newer plugin, or downgrade one schema "
-        "version at a time."
-    )
 
 
 class ClaimError(DraError):
@@ -381,7 +369,7 @@ class RecordUnreadableError(ClaimError):
     code = "DRA-E125"
     reason = "RECORD_UNREADABLE"
     help = (
-        "The plugin keeps one record unchanged, because this version cannot read it. A newer plugin may have written it: use that version. "
+        "The plugin keeps one record unchanged, because its file is damaged or a newer plugin wrote it: then use that version. "
         "If the claim's pod is gone for good, `dra claims forget UID` deletes the record and frees its devices."
     )
 
@@ -403,7 +391,10 @@ class HardwareUnknownError(ClaimError):
 
     code = "DRA-E128"
     reason = "HARDWARE_UNKNOWN"
-    help = "recover() fails or hangs, or claims of the node's former name are still prepared. See /readyz and the log; the kubelet retries."
+    help = (
+        "recover() fails or hangs, or a damaged record has no copy and the driver no recover(), or claims of the node's former name are "
+        "still prepared. See /readyz and the log; the kubelet retries."
+    )
 
 
 class MetadataUpdateError(ClaimError):

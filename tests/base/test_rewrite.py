@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.localcluster.runtime.images import Images
+from dra_devkit.localcluster.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox
+from dra_devkit.localcluster.runtime.runc import Runc
+from dra_devkit.localcluster.runtime.runc_runtime import RuncRuntime
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, NetworkData, PreparedDevice
-from dra_kubeletplugin.localcluster.runtime.images import Images
-from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox
-from dra_kubeletplugin.localcluster.runtime.runc import Runc
-from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
-from dra_kubeletplugin.testing import node_with
 
 pytestmark = pytest.mark.runc
 

@@ -62,6 +62,40 @@ async def test_a_failure_is_raised_by_all_callers_and_not_reused() -> None:
     assert await shared.since(0.0) == 2
 
 
+async def test_fresh_waits_for_the_call_in_progress_and_its_callers_share_the_next_call() -> None:
+    counter = Counter()
+    shared = SharedCall(counter, "test", pause=4)
+    async with asyncio.timeout(60):
+        first = [asyncio.create_task(shared.fresh()) for _ in range(10)]
+        while not counter.calls:
+            await asyncio.sleep(0)
+        later = [asyncio.create_task(shared.fresh()) for _ in range(10)]
+        later[0].cancel()
+        await asyncio.sleep(0)
+        assert counter.calls == 1, "one call at a time"
+        counter.gate.set()
+        assert await asyncio.gather(*first) == [1] * 10
+        assert await asyncio.gather(*later[1:]) == [2] * 9
+        assert await shared.fresh() == 3
+
+
+async def test_calls_take_at_most_the_configured_share_of_the_time() -> None:
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+
+    async def call() -> None:
+        times.append(loop.time())
+        await asyncio.sleep(0.01)
+        times.append(loop.time())
+
+    shared = SharedCall(call, "test", pause=4)
+    await shared.fresh()
+    await shared.fresh()
+    began, ended, next_began, _ = times
+    assert next_began - ended >= 4 * (ended - began) - 0.001
+    assert shared._not_before > loop.time()
+
+
 async def test_close_cancels_the_call() -> None:
     shared = SharedCall(Counter(), "test")
     caller = asyncio.ensure_future(join(shared))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.base.terminal import indented, on_one_line
 from dra_kubeletplugin.cli.shell.output import columns, on_lines
 from dra_kubeletplugin.errors import printable
-from tests.cli.test_cli_hostile_text import HOSTILE, RAW
+from tests.helpers.hostile_text import HOSTILE, RAW
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_devkit.commands.inspect import tree
+from dra_devkit.hosts import described
 from dra_kubeletplugin import cli
-from dra_kubeletplugin.analysis import Snapshot, explain, overview
-from dra_kubeletplugin.analysis.doctor import published
 from dra_kubeletplugin.base.text import names_by_reason, natural
-from dra_kubeletplugin.cli.inspect import tree
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.host import Host
-from dra_kubeletplugin.host.fake import described
+from dra_tools import Snapshot, explain, overview
+from dra_tools.doctor import published
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of
 
 NODES = [f"nimbus-{i}" for i in range(1, 12)]

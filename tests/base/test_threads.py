@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 
 import pytest
 
-from dra_kubeletplugin.base import threads
-from dra_kubeletplugin.base.threads import LoopExecutor, in_own_thread
+from dra_kubeletplugin.base.threads import LoopExecutor, Threads, in_own_thread
 
 
 def blocking_threads() -> list[threading.Thread]:
@@ -40,15 +40,41 @@ async def test_work_beyond_the_thread_limit_waits_and_can_be_cancelled() -> None
     assert ran == ["third"]
 
 
-async def test_a_burst_of_work_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
+async def test_a_burst_of_work_leaves_no_thread() -> None:
     existing = set(blocking_threads())
-    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    asyncio.get_running_loop().set_default_executor(LoopExecutor(idle_seconds=0.05))
     barrier = threading.Barrier(8)
     await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(8)))
     async with asyncio.timeout(60):
         while set(blocking_threads()) - existing:
             await asyncio.sleep(0.01)
+
+
+def test_jobs_after_a_burst_run_in_one_thread_so_that_the_other_threads_end() -> None:
+    pool, barrier = Threads(8, "of a burst"), threading.Barrier(9)
+    for _ in range(8):
+        pool.submit(barrier.wait)
+    barrier.wait()
+    used: set[int] = set()
+    for _ in range(20):
+        while len(pool._idle) < 8:
+            time.sleep(0.001)
+        done = threading.Event()
+        pool.submit(lambda done=done: [used.add(threading.get_ident()), done.set()])  # type: ignore[misc]
+        assert done.wait(60)
+    assert len(used) == 1
+
+
+def test_no_job_is_lost_while_idle_threads_end() -> None:
+    """The idle time is zero, so threads end at the moment when jobs come."""
+    pool, count = Threads(4, "ending", idle_seconds=0.0), 2_000
+    done = threading.Semaphore(0)
+    for i in range(count):
+        pool.submit(done.release)
+        if i % 3 == 0:
+            assert done.acquire(timeout=60)
+    for _ in range(count - len(range(0, count, 3))):
+        assert done.acquire(timeout=60)
 
 
 async def test_hanging_calls_of_a_driver_do_not_block_the_work_of_the_package() -> None:

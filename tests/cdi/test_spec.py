@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.cdi.spec import check_shape, minimum_version, spec_faults, version_to_declare
+from dra_kubeletplugin.cdi import ClaimSpecs, ContainerEdits, NetDevice
+from dra_kubeletplugin.cdi.spec import (
+    FIELD_VERSIONS,
+    OLDEST,
+    SPEC_SHAPE,
+    VERSIONS,
+    check_shape,
+    minimum_version,
+    spec_faults,
+    version_to_declare,
+)
 from dra_kubeletplugin.errors import InvalidSpecError
 
 NEWEST = "1.1.0"
@@ -256,6 +268,84 @@ def test_the_declared_version_considers_the_edits_of_every_device(edits: dict[st
 
 
 def test_booleans_and_numbers_are_accepted_for_fields_of_these_types() -> None:
-    rdt = {"enableCMT": True, "enableMBM": False, "enableMonitoring": True, "schemata": ["a"], "l3CacheSchema": "b"}
+    rdt = {"enableMonitoring": True, "schemata": ["a"], "l3CacheSchema": "b"}
     node = {"path": "/a", "major": 1, "minor": 0, "fileMode": 0o600, "uid": 0, "gid": 5}
     assert spec_faults(spec(containerEdits={"intelRdt": rdt, "deviceNodes": [node], "additionalGids": [0]})) == ""
+
+
+# --- fields by version -----------------------------------------------------------------------------
+
+DROPPED = [
+    {"intelRdt": {"closID": "gold", "enableCMT": True}},
+    {"intelRdt": {"closID": "gold", "enableMBM": True}},
+    {"intelRdt": {"enableMBM": False}},
+    {"intelRdt": {"enableCMT": None}},
+]
+
+
+@pytest.mark.parametrize("of_spec", [True, False])
+@pytest.mark.parametrize("edits", DROPPED)
+def test_a_dropped_field_is_accepted_until_its_last_version(edits: dict[str, Any], of_spec: bool) -> None:
+    more = {"containerEdits": edits} if of_spec else {"devices": [device("a", {"env": ["A=1"]}), device("b", edits)]}
+    (name,) = set(edits["intelRdt"]) - {"closID"}
+    for version in ("0.7.0", "0.8.0", "1.0.0", "v1.0.0"):
+        assert spec_faults(spec(cdiVersion=version, **more)) == ""
+    for version in ("1.1.0", "v1.1.0", "9.0.0"):
+        assert f'unknown field "{name}" in spec.' in spec_faults(spec(cdiVersion=version, **more))
+    assert "at least v0.7.0" in spec_faults(spec(cdiVersion="0.6.0", **more))
+
+
+def _paths(shape: Any, prefix: str = "") -> Iterator[str]:
+    shape = shape[0] if isinstance(shape, list) else shape
+    for name, inner in shape.items() if isinstance(shape, dict) else ():
+        path = f"{prefix}{name}"
+        yield path
+        if path != "devices.containerEdits":
+            yield from _paths(inner, f"{path}.")
+
+
+def test_the_table_of_versions_has_each_field_of_the_specification() -> None:
+    assert sorted(FIELD_VERSIONS) == sorted(_paths(SPEC_SHAPE))
+    for first, last in FIELD_VERSIONS.values():
+        assert VERSIONS.index(OLDEST) <= VERSIONS.index(first) <= VERSIONS.index(last)
+
+
+VALUES = {
+    "annotations": {"a": "b"}, "hostPath": "/dev/x", "type": "tmpfs", "intelRdt": {}, "closID": "c", "l3CacheSchema": "a", "memBwSchema": "b",
+    "schemata": ["a"], "enableCMT": True, "enableMBM": True, "enableMonitoring": True, "additionalGids": [5],
+    "netDevices": [{"hostInterfaceName": "a", "name": "b"}],
+}  # fmt: skip
+OWNERS = {
+    "intelRdt": {"closID": "c"}, "mounts": [{"hostPath": "/a", "containerPath": "/b"}], "deviceNodes": [{"path": "/dev/x"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, v in FIELD_VERSIONS.items() if v != (OLDEST, NEWEST) and ".netDevices." not in p]
+)
+def test_each_field_is_accepted_in_its_versions_only(path: str) -> None:
+    *parents, name = path.split(".")
+    value: Any = VALUES[name]
+    if parents[:1] == ["containerEdits"] and len(parents) == 2:
+        owner = OWNERS[parents[1]]
+        value = [{**owner[0], name: value}] if isinstance(owner, list) else {**owner, name: value}
+        name = parents[1]
+    extra: Any = {"containerEdits": {name: value}} if parents[:1] == ["containerEdits"] else {"annotations": {"a": "b"}}
+    if parents == ["devices"]:
+        extra = {"devices": [{**device("a", {"env": ["A=1"]}), "annotations": {"a": "b"}}]}
+    first, last = map(VERSIONS.index, FIELD_VERSIONS[path])
+    accepted = [v for v in VERSIONS if spec_faults(spec(cdiVersion=v, **extra)) == ""]
+    assert accepted == list(VERSIONS[first : last + 1])
+
+
+def test_fields_of_no_common_version_are_refused_when_a_spec_is_built() -> None:
+    with pytest.raises(
+        InvalidSpecError, match=r"1\.0\.0 is the last version with enableCMT .* another field needs 1\.1\.0"
+    ):
+        ContainerEdits(intel_rdt={"enableCMT": True, "schemata": ["L3:0=f"]})
+    old = ContainerEdits(intel_rdt={"closID": "c", "enableMBM": True})
+    new = ContainerEdits(net_devices=[NetDevice(host_interface_name="a", name="b")])
+    specs = ClaimSpecs(Path("/nowhere"), "toy.example.com")
+    assert specs.build([("a", old.json())])["cdiVersion"] == "0.7.0"
+    with pytest.raises(InvalidSpecError, match="enableMBM"):
+        specs.build([("a", old.json()), ("b", new.json())])

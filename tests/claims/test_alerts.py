@@ -13,7 +13,6 @@ from dra_kubeletplugin.claims import alerts as module
 from dra_kubeletplugin.claims.alerts import Alerts
 from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.errors import RecordsError
-from dra_kubeletplugin.kube.event_recorder import claim_subject
 from tests.helpers.waiting import wait_until
 
 
@@ -83,8 +82,8 @@ def setup() -> Setup:
 
 
 def record(uid: str, *devices: str, state: State = State.PREPARED) -> Record:
-    doc = {"devices": [{"request": "r", "pool": "node", "device": d} for d in devices]}
-    return Record(uid, "ns", f"c-{uid}", state, "boot", "", doc)
+    entries = [{"request": "r", "pool": "node", "device": d} for d in devices]
+    return Record(uid, "ns", f"c-{uid}", state, "boot", "", entries)
 
 
 async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ended(setup: Setup) -> None:
@@ -118,13 +117,13 @@ async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ende
 async def test_an_unreadable_record_is_reported_on_its_claim_if_the_claim_is_known(
     setup: Setup, raw: Any, expected: bool
 ) -> None:
-    setup.rows = [UnreadableRecord("u", "its line is damaged", raw)]
+    setup.rows = [UnreadableRecord("u", "its file is damaged", raw)]
     await setup.alerts.check()
-    text = "the record of this claim on the node cannot be read, so its devices stay held: its line is damaged"
+    text = "the record of this claim on the node cannot be read, so its devices stay held: its file is damaged"
     assert setup.events.claims == ([("ns/c u", f"RecordUnreadable: {text}")] if expected else [])
 
 
-async def test_each_repair_of_the_journal_is_one_event_on_the_node(setup: Setup) -> None:
+async def test_each_repair_of_the_records_is_one_event_on_the_node(setup: Setup) -> None:
     setup.repaired.append("first")
     await setup.alerts.check()
     setup.repaired.append("second")
@@ -176,8 +175,3 @@ async def test_unreadable_records_are_read_again_soon(setup: Setup, monkeypatch:
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
-
-
-def test_the_event_of_an_unreadable_record_names_its_claim() -> None:
-    subject = module._subject_of(UnreadableRecord("u", "", {"namespace": "ns", "name": "c"}))
-    assert subject == claim_subject("ns", "c", "u")

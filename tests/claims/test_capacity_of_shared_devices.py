@@ -174,9 +174,7 @@ class CapacityModel(RuleBasedStateMachine):
         uid = f"uid-{next(self.numbers)}"
         instance = self.instances[index]
         while True:
-            record = Record(
-                uid, "ns", f"name-{uid}", State.PREPARING, BOOT, instance.process.id, {"devices": new_devices}
-            )
+            record = Record(uid, "ns", f"name-{uid}", State.PREPARING, BOOT, instance.process.id, new_devices)
             try:
                 decision = instance.begin(self.db, record, None, self.supplies[index])
             except OverdrawnError as e:
@@ -220,9 +218,7 @@ class CapacityModel(RuleBasedStateMachine):
         row.state, row.owner = State.PREPARED, ""
         assert self.db.update(row, fence)
         # A repetition succeeds whatever the supply is.
-        repetition = Record(
-            uid, "ns", row.name, State.PREPARING, BOOT, self.instances[0].process.id, {"devices": row.devices}
-        )
+        repetition = Record(uid, "ns", row.name, State.PREPARING, BOOT, self.instances[0].process.id, row.devices)
         assert isinstance(self.instances[0].begin(self.db, repetition, None, make_supply(0, 0, 0)), AlreadyPrepared)
 
     @rule(data=st.data())
@@ -249,7 +245,7 @@ class CapacityModel(RuleBasedStateMachine):
         new_devices = [{"request": "r", "pool": "node", "device": device}]
         if self.is_free(new_devices) and self.fits(0, [entry(device)], self.claims):
             uid = f"old-{next(self.numbers)}"
-            self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", {"devices": new_devices}))
+            self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", new_devices))
             self.claims[uid] = new_devices
 
     @invariant()
@@ -290,7 +286,7 @@ def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]
 
 
 def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> Record:
-    return Record(uid, "ns", f"name-{uid}", state, BOOT, "", {"devices": list(devices)})
+    return Record(uid, "ns", f"name-{uid}", state, BOOT, "", list(devices))
 
 
 def test_a_refusal_reports_the_counter_the_amounts_and_the_holders(tmp_path: Path) -> None:

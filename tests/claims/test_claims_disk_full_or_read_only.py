@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 from tests.helpers.drivers import make_toy_class
-from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call
 
 pytestmark = pytest.mark.mounts
 NOTHING = {"files": [], "records": [], "held": []}

@@ -17,7 +17,8 @@ from bench.soak import kills
 from tests.helpers.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
 from tests.helpers.crash.harness import node_harness
 
-pytestmark = pytest.mark.crash
+# The waits of a test have limits of their own, up to a minute each; together they can take longer than a test's usual limit.
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("point", PREPARE_POINTS)

@@ -4,10 +4,10 @@ files.
 
 from __future__ import annotations
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import ClaimSpec, Request, node_with, pods
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import ClaimSpec, Request, node_with, pods
-from tests.plugin.test_node import NOTHING
+from tests.helpers.node_steps import NOTHING
 
 NAMESPACE = "n" * 63
 NAME = ".".join(["c" * 63, "l" * 63, "a" * 63, "i" * 61])

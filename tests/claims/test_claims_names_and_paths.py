@@ -160,7 +160,7 @@ def test_the_longest_file_names_fit_into_255_bytes(tmp_path: Path) -> None:
     files = MetadataFiles(tmp_path, specs.driver)
     record = Record("u" * 63, LONGEST_LABEL, LONGEST_NAME, State.PREPARED, "boot")
     described = [{"driver": "d" * 63, "pool": "p", "name": "d-0"}]
-    record.doc["metadata"] = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
+    record.metadata = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
     files.put(record)
     assert files.are_intact(record)
     specs.write(record.uid, {"kind": "x"})

@@ -4,9 +4,9 @@ time.
 
 from __future__ import annotations
 
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 from tests.helpers.drivers import make_toy_class
-from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call
 
 
 async def test_a_device_that_was_prepared_under_the_old_node_name_is_not_prepared_again_under_the_new_name() -> None:

@@ -5,29 +5,20 @@ writers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import (
-    Claim,
-    Condition,
-    Device,
-    DeviceStatus,
-    Driver,
-    NetworkData,
-    PreparedDevice,
-)
+from dra_devkit.testing import DriverNode, node_with
+from dra_kubeletplugin import Claim, Condition, Device, DeviceStatus, Driver, NetworkData, PreparedDevice
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.claims.claim_fields import ClaimFields
 from dra_kubeletplugin.claims.device_status import ClaimIdentity, merged
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.resourceapi.defaulting import now
-from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.ports import refusing_port
 
-JSON = dict[str, Any]
 NAME = "net.example.com"
 UP = DeviceStatus(
     conditions=[Condition("Ready", True, "LinkUp", "100 Gb/s")],
@@ -107,18 +98,6 @@ async def test_reports_that_cannot_be_written_fail_no_prepare_and_are_written_la
         await node.cluster.wait("the removal of the note", is_note_removed)
 
 
-async def test_a_report_during_an_outage_is_written_after_the_outage() -> None:
-    async with node_with(Net) as node:
-        await node.run_pod()
-        await wait_for_status(node, bool)
-        meta = (await node.claim_of("pod"))["metadata"]
-        key = ClaimIdentity("default", meta["name"], meta["uid"])
-        with node.cluster.api_outage():
-            write_task = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
-            assert await write_task is False, "the wait is bounded"
-        await wait_for_status(node, lambda d: d[0]["data"] == {"vlan": 9})
-
-
 async def test_entries_and_conditions_of_other_writers_are_unchanged() -> None:
     async with node_with(Net) as node:
         Net.hook = lambda claim: claim.report(claim.devices[0], DeviceStatus(data={"early": True})) and None
@@ -159,19 +138,6 @@ async def test_a_new_process_keeps_the_reports_of_the_earlier_process_on_other_d
         await node.plugin.claims.reports.queue(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
         status_after = await wait_for_status(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
         assert status_after[0] == status_before[0]
-
-
-async def test_a_report_from_a_thread_waits_for_the_write() -> None:
-    class Plain(Net):
-        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
-            written.append(claim.report(claim.devices[0], DeviceStatus(data={"from": "a thread"})).wait())
-            return [d.prepared() for d in claim.devices]
-
-    written: list[bool] = []
-    async with node_with(Plain) as node:
-        await node.run_pod()
-        assert written == [True]
-        await wait_for_status(node, lambda d: d[0]["data"] == {"from": "a thread"})
 
 
 def test_a_claim_without_its_plugin_and_devices_of_other_claims_are_refused() -> None:

@@ -345,7 +345,7 @@ async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_fo
 
 
 def test_the_pause_doubles_with_each_failure_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     reporter = make_reporter(Client.__new__(Client))
     pending = module._PendingStatuses(CLAIM, since=100.0)

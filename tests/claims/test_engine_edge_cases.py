@@ -10,28 +10,24 @@ import errno
 import os
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimIdentity, Record, engine
-from dra_kubeletplugin.claims.record import SUPERSEDED, Fence
+from dra_kubeletplugin.claims import Record
+from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import offline
-from dra_kubeletplugin.claims.store.records import RECOVER, Records
+from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
-from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
-    insert,
-    instance,
+    RECORDS,
     make_record,
-    make_record_with_file,
     open_store,
     records_locked,
 )
@@ -51,28 +47,6 @@ class Plain(Driver):
 # --- a batch ------------------------------------------------------------------------------------------------
 
 
-def insert_meta(key: str, *, fail: bool = False) -> Any:
-    def operation(records: Records) -> str:
-        records.set_meta(f"note:{key}", key)
-        if fail:
-            raise KeyError(key)
-        return key
-
-    return operation
-
-
-async def test_only_the_failed_operation_of_a_batch_is_rolled_back(tmp_path: Path) -> None:
-    async with instance(tmp_path) as store:
-        await store.check_file()
-        transactions = store.transactions
-        results = await asyncio.gather(
-            *(store.do(insert_meta(k, fail=k in "bd")) for k in "abcde"), return_exceptions=True
-        )
-        assert store.transactions == transactions + 1
-        assert [r if isinstance(r, str) else type(r) for r in results] == ["a", KeyError, "c", KeyError, "e"]
-        assert await store.do(lambda records: sorted(records.get_meta("note:"))) == ["a", "c", "e"]
-
-
 # --- an operator's command ----------------------------------------------------------------------------------
 
 
@@ -80,12 +54,14 @@ def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: py
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    (path := tmp_path / "records.journal").touch()
+    (path := tmp_path / RECORDS).mkdir()
+    (path / "u.json").write_bytes(b"x")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(os, "pread", fail)
-    path.write_bytes(b"x")
-    with pytest.raises(RecordsError, match="Input/output error"):
-        offline.read_rows(path)
+    monkeypatch.setattr(os, "read", fail)
+    for command in (lambda: offline.read_rows(path), lambda: offline.forget(path, 1, "u")):
+        with pytest.raises(RecordsError, match="Input/output error"):
+            command()
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
@@ -135,44 +111,7 @@ async def test_a_failure_of_the_start_is_reported_also_if_the_start_takes_long(
 # --- a repetition -------------------------------------------------------------------------------------------
 
 
-async def test_only_a_file_that_was_written_again_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    api = FakeApiServer()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as manager:
-        for _ in range(2):
-            assert not isinstance(await manager.prepare(ref), DraError)
-        assert "written again" not in caplog.text
-        ClaimSpecs(tmp_path / "cdi", DRIVER).remove("a")
-        assert not isinstance(await manager.prepare(ref), DraError)
-        assert caplog.text.count("written again") == 1
-
-
 # --- the claim in the API server ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("status", "pods"),
-    [
-        ({"reservedFor": [{"name": "p", "uid": "1"}, {"name": "q", "uid": "2"}]}, ["p", "q"]),
-        ({"reservedFor": []}, []),
-        ({"reservedFor": None}, []),
-        ({}, []),
-        (None, []),
-    ],
-)
-async def test_the_pods_of_a_claim_are_those_in_reserved_for(status: Any, pods: list[str]) -> None:
-    unused = cast(Any, None)
-    api = FakeApiServer()
-    api.claims["c"] = {"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "status": status}
-    verifier = Verifier(cast(Any, api), unused, unused, unused, DRIVER)
-    claim_read = await verifier.fetch(ClaimIdentity("ns", "c", "u"))
-    assert claim_read is not None
-    assert [p["name"] for p in claim_read.fields.reserved_for] == pods
-    assert (claim_read.fields.metadata.uid, claim_read.fields.results(DRIVER), list(claim_read.fields.config())) == (
-        "u",
-        [],
-        [],
-    )
 
 
 # --- a prepare that fails, or seems to ------------------------------------------------------------------------
@@ -255,9 +194,9 @@ async def test_a_claim_that_fails_repeatedly_in_the_same_way_is_logged_once_per_
     async with running_manager(tmp_path, Plain(), api) as manager:
         await manager.prepare(holder)
         assert [await count_log_lines() for _ in range(3)] == [1, 0, 0]
-        monkeypatch.setattr(engine, "_LOG_AGAIN", 0.0)
-        assert await count_log_lines() == 1
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(manager.claims.engine._logged, "again_after", 0.0)
+            assert await count_log_lines() == 1
         api.is_unreachable = True
         assert await count_log_lines() == 1, "another reason"
         api.is_unreachable = False
@@ -293,7 +232,6 @@ async def test_an_undo_whose_failure_cannot_be_recorded_is_not_restored_after_an
         )  # as if the old instance had been considered dead
         new_manager.claims.files.remove_all("a")
         assert not isinstance(await new_manager.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
-        old_manager.claims.store.journal.drop()
         assert await old_manager.records() == {"b": "Prepared"}
 
 
@@ -312,24 +250,10 @@ async def test_a_close_is_bounded_and_does_not_block_the_loop_while_another_proc
     assert not insert_task.done()
     holder.close()
     await asyncio.gather(read_task, insert_task)
-    store.journal.process.release()
+    store.folder.process.release()
 
 
 # --- a note without a record -------------------------------------------------------------------------------
-
-
-async def test_a_note_without_a_record_restores_the_record_and_triggers_recovery_from_the_driver(
-    tmp_path: Path,
-) -> None:
-    async with instance(tmp_path) as store:
-        await store.check_file()
-        await insert(store, make_record_with_file(tmp_path, "kept", "d-0"))
-        await insert(store, make_record_with_file(tmp_path, "lost", "d-1"))
-        await store.do(lambda records: (records.clear_meta(RECOVER), records.forget("lost")))
-    async with instance(tmp_path) as store:
-        assert {r.uid for r in await store.all()} == {"kept", "lost"}
-        assert store.journal.report == ["1 record lost and rebuilt: lost"]
-        assert await store.recovering()
 
 
 async def test_files_of_a_claim_that_another_instance_unprepared_are_removed_and_not_restored(tmp_path: Path) -> None:
@@ -355,9 +279,9 @@ async def test_each_claim_of_a_failed_write_is_logged_with_its_own_fields(
     api = FakeApiServer()
     refs = [api.allocate(uid, uid, f"d-{uid}", DRIVER) for uid in "ab"]
     async with running_manager(tmp_path, Plain(), api) as manager:
-        monkeypatch.setattr("dra_kubeletplugin.claims.store.journal.Journal.commit", fail)
+        monkeypatch.setattr(manager.claims.store.folder, "commit", fail)
         responses = await manager.claims.engine.prepare(refs)
-        assert responses["a"] is responses["b"]  # one write, one exception
+        assert {type(response) for response in responses.values()} == {RecordsError}
         lines = [vars(r) for r in caplog.records if "cannot prepare claim" in r.getMessage()]
         assert [(line["claim"], line["claim_uid"]) for line in lines] == [("ns/a", "a"), ("ns/b", "b")]
         monkeypatch.undo()
@@ -373,7 +297,7 @@ async def test_a_superseded_claim_is_rolled_back_without_the_driver(superseded: 
         def supersede(records: Records) -> None:
             row = records.read(uid)
             assert isinstance(row, Record)
-            row.doc = {**row.doc, SUPERSEDED: superseded}
+            row.superseded = superseded
             assert records.update(row, row.fence)
 
         await node.plugin.claims.store.do(supersede)

@@ -1,7 +1,7 @@
 """Compares claims with a model, for any order of prepare, unprepare, repetition, kill, reboot, outage, damage, replaced
 claims and two instances.
 
-The engine is real, with a real journal and real CDI files. A killed instance stops at a random effect and runs nothing
+The engine is real, with real records and CDI files. A killed instance stops at a random effect and runs nothing
 more, not even a `finally` block. Its lock is released as the kernel would release it, and another instance starts on
 the same files.
 """
@@ -38,10 +38,13 @@ from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, PluginContext, State
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
+from dra_kubeletplugin.claims.store.files import LOCK, synced_path
+from dra_kubeletplugin.claims.store.records import NODE_FILE, file_name
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
 from tests.helpers.crash.claim_manager import FakeApiServer
+from tests.helpers.crash.record_stores import kill, remove_records
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -234,10 +237,7 @@ class Instance:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks) if tasks else None
-        os.close(self.process._fd)
-        await self.claims.store._batcher.close(10)
-        self.claims.store.journal.drop()
-        self.claims.store.journal._lock.close()
+        await kill(self.claims.store)
 
 
 class ClaimMachine(RuleBasedStateMachine):
@@ -254,6 +254,7 @@ class ClaimMachine(RuleBasedStateMachine):
         self.boot = 0
         self.numbers = itertools.count()
         self.prepared_devices: dict[str, AllocatedDevice] = {}  # UIDs whose last prepare succeeded, and their device
+        self.unknown_power: set[str] = set()  # cards whose power only a lost record knew; no claim has a device of them
         self.instances = {"first": Instance(self, "first")}
 
     def teardown(self) -> None:
@@ -266,13 +267,13 @@ class ClaimMachine(RuleBasedStateMachine):
         assert not any(isinstance(a, DraError) for a in responses.values()), responses
         self.run(self.first_instance.claims.reconciler.once(ask_server=False))
         assert self.hardware.holder == {}
-        assert self.hardware.power == {}
+        assert self.hardware.power.keys() <= self.unknown_power
         assert self.specs.uids() == []
         assert self.records() == []
         self.kill_all()
         self.runner.close()
-        temporary_files = [p.name for p in (self.root / "plugins" / NAME).iterdir() if ".new" in p.name]
-        assert temporary_files == []
+        names = {p.name for p in self.records_path.iterdir()}
+        assert {n for n in names if ".damaged-" not in n} == {LOCK, NODE_FILE}
         self.folder.cleanup()
 
     def run(self, coroutine: Awaitable[Any]) -> Any:
@@ -281,6 +282,10 @@ class ClaimMachine(RuleBasedStateMachine):
     @property
     def first_instance(self) -> Instance:
         return next(iter(self.instances.values()))
+
+    @property
+    def records_path(self) -> Path:
+        return self.root / "plugins" / NAME / "claims"
 
     @property
     def specs(self) -> Any:
@@ -460,9 +465,14 @@ class ClaimMachine(RuleBasedStateMachine):
         ):
             self.prepared_devices[ref[0].uid] = ref[1]
 
-    @rule()
-    def reboot(self) -> None:
+    @rule(is_power_failure=st.booleans())
+    def reboot(self, is_power_failure: bool) -> None:
+        """A power failure loses the content of each file that was not synced."""
         self.kill_all()
+        if is_power_failure:
+            for file in self.records_path.glob("[!.]*.json"):
+                if file.name != NODE_FILE and not file.samefile(synced_path(self.records_path, file.name)):
+                    file.write_bytes(b"")
         self.boot += 1
         self.hardware.holder.clear()
         self.hardware.power.clear()
@@ -475,7 +485,7 @@ class ClaimMachine(RuleBasedStateMachine):
     def reboot_and_prepare_again(self, ref: tuple[ClaimIdentity, AllocatedDevice]) -> None:
         """Does the work of the kubelet for every pod that continues to run."""
         self._prepare(*ref, self.first_instance)
-        self.reboot()
+        self.reboot(is_power_failure=False)
         self._prepare(*ref, self.first_instance)
 
     @rule(second=st.booleans())
@@ -514,20 +524,40 @@ class ClaimMachine(RuleBasedStateMachine):
             path.unlink(missing_ok=True)
         self.run(self.first_instance.claims.reconciler.once(ask_server=False))
 
-    @rule(damage=st.sampled_from(["removed", "garbage", "emptied"]), second=st.booleans())
-    def lose_journal(self, damage: str, second: bool) -> None:
-        """Earlier responses stay true. The sources are the open file, the CDI files and the driver."""
-        path = self.root / "plugins" / NAME / "records.journal"
-        if not path.exists():
-            return
+    @rule(
+        damage=st.sampled_from(["folder removed", "folder replaced", "metadata removed", "removed", "garbage", "emptied", "cut"]),
+        number=st.integers(0, 9), is_stopped=st.booleans(), second=st.booleans(),
+    )  # fmt: skip
+    def lose_records(self, damage: str, number: int, is_stopped: bool, second: bool) -> None:
+        """Earlier responses stay true. The sources are the memory of running instances, the notes and the driver.
+
+        Without a running instance, only a note shows that a single file was removed or what was in its second line.
+        """
+        records, specs = self.records(), self.specs
+        uids = [r.uid for r in records if specs.note_path(r.uid).exists() or (damage != "removed" and not is_stopped)]
+        file = self.records_path / file_name(uids[number % len(uids)] if uids else "none")
+        if is_stopped:
+            self.kill_all()
+            self.unknown_power |= self.hardware.power.keys() - set(map(card_of, self.hardware.holder))
         match damage:
+            case "folder removed" | "folder replaced":
+                remove_records(self.records_path)
+                if damage == "folder replaced":
+                    self.records_path.mkdir()
+            case "metadata removed":
+                (self.records_path / NODE_FILE).unlink()
+            case _ if not uids:
+                pass
             case "removed":
-                path.unlink()
-            case "garbage" | "emptied":
-                path.write_bytes(os.urandom(8192) if damage == "garbage" else b"")
+                file.unlink()
+            case _:
+                data = file.read_bytes()
+                file.write_bytes({"garbage": os.urandom(8192), "emptied": b"", "cut": data[:-5]}[damage])
+        if is_stopped:
+            self.instances["first"] = Instance(self, "first")
         instances = (self.instance(second), *self.instances.values())
-        for instance in instances:  # each plugin checks the file every two seconds, also an idle one
-            self.run(instance.claims.store.check_file())
+        for instance in instances:  # each plugin checks the files every two seconds, also an idle one
+            self.run(instance.claims.store.check_files())
         for instance in instances:
             assert self.run(instance.claims.recovery.once())
             self.run(instance.claims.reconciler.once(ask_server=False))

@@ -1,6 +1,4 @@
-"""Steps of one prepare or unprepare: claims in flight, metrics, log lines, notifications of changes, and waits between
-calls.
-"""
+"""Steps of one prepare or unprepare: records, metrics, log lines, notifications of changes, and waits between calls."""
 
 from __future__ import annotations
 
@@ -8,6 +6,8 @@ import asyncio
 import functools
 import gc
 import logging
+import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
 from dra_kubeletplugin.claims.batch_window import BatchWindow
 from dra_kubeletplugin.claims.engine import _fields_with_pod
-from dra_kubeletplugin.claims.record import InFlightRecords
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.records import Records, file_name
 from dra_kubeletplugin.errors import (
     ApiError,
     ClaimBusyError,
@@ -45,8 +45,8 @@ class PlainDriver(Driver):
 
 
 class BlockingDriver(PlainDriver):
-    """``prepare`` and ``unprepare`` wait for ``go`` and raise ``fault``. ``states`` contains the states in flight in
-    each call.
+    """``prepare`` and ``unprepare`` wait for ``go`` and raise ``fault``. ``states`` contains the recorded states in each
+    call, if ``records`` returns them.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class BlockingDriver(PlainDriver):
         self.go = asyncio.Event()
         self.go.set()
         self.entered = asyncio.Event()
-        self.in_flight: InFlightRecords | None = None
-        self.states: list[list[State]] = []
+        self.records: Callable[[], Awaitable[dict[str, str]]] | None = None
+        self.states: list[dict[str, str]] = []
 
     async def _enter(self, operation: str) -> None:
-        if self.in_flight:
-            self.states.append([r.state for r in self.in_flight.records()])
+        if self.records:
+            self.states.append(await self.records())
         self.entered.set()
         await self.go.wait()
         if operation in self.fault:
@@ -73,10 +73,6 @@ class BlockingDriver(PlainDriver):
         await self._enter("unprepare")
 
 
-def records_in_flight(manager: RunningManager) -> list[Record]:
-    return manager.claims.engine.context.in_flight.records()
-
-
 def requests(manager: RunningManager) -> dict[str, int]:
     """Returns the number of requests by operation and result."""
     out = {}
@@ -87,76 +83,75 @@ def requests(manager: RunningManager) -> dict[str, int]:
     return out
 
 
-# --- claims in flight, and notifications of changes --------------------------------------------------------
+# --- records, and notifications of changes -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("driver", [PlainDriver, BlockingDriver])
-async def test_a_claim_is_in_flight_during_its_work_and_each_change_of_devices_is_announced_once(
+async def test_the_record_precedes_each_call_of_the_driver_and_each_change_of_devices_is_announced_once(
     tmp_path: Path, driver: type[Driver]
 ) -> None:
     api, driver_instance = FakeApiServer(), driver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, driver_instance, api) as manager:
         if isinstance(driver_instance, BlockingDriver):
-            driver_instance.in_flight = manager.claims.engine.context.in_flight
-        for count in (1, 2):
+            driver_instance.records = manager.records
+        for _ in range(2):
             assert not isinstance(await manager.prepare(ref), DraError)
-            assert (records_in_flight(manager), manager.changes) == ([], count if count == 1 else 1)
-        assert await manager.unprepare(ref) == ()
-        assert (records_in_flight(manager), manager.changes) == ([], 2)
-        assert await manager.unprepare(ref) == ()
-        assert (records_in_flight(manager), manager.changes) == ([], 2)
+            assert manager.changes == 1
+        for _ in range(2):
+            assert await manager.unprepare(ref) == ()
+            assert manager.changes == 2
         if isinstance(driver_instance, BlockingDriver):
-            assert driver_instance.states == [[State.PREPARING], [State.UNPREPARING]]
+            assert driver_instance.states == [{"a": "Preparing"}, {"a": "Unpreparing"}]
 
 
-async def test_no_claim_is_in_flight_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_is_free_after_a_failed_prepare_and_held_after_a_failed_undo_or_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, driver = FakeApiServer(), BlockingDriver()
     ref, other_ref = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+
+    def fail_on_full_disk(*_: Any, **__: Any) -> Any:
+        raise RecordsError("the disk is full")
+
     async with running_manager(tmp_path, driver, api) as manager:
         driver.fault["prepare"] = DriverError("no")
         assert isinstance(await manager.prepare(ref), DriverError)
-        assert (records_in_flight(manager), manager.changes) == ([], 1), "the device is free again"
+        assert (await manager.records(), manager.changes) == ({}, 1)
         driver.fault["unprepare"] = DriverError("the card does not answer")
         assert isinstance(await manager.prepare(ref), DriverError)
-        assert records_in_flight(manager) == []
+        assert await manager.records() == {"a": "Unpreparing"}
         driver.fault.clear()
         assert isinstance(await manager.prepare(ref), tuple | list)
-        assert isinstance(await manager.prepare(other_ref), DraError)  # the device is held
-        assert records_in_flight(manager) == []
-
-        def fail_on_full_disk(*_: Any, **__: Any) -> Any:
-            raise RecordsError("the disk is full")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Records, "insert", fail_on_full_disk)
-            assert isinstance(await manager.prepare(api.allocate("c", "c", "d-1", DRIVER)), RecordsError)
-        assert records_in_flight(manager) == []
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                manager.claims.store.journal, "commit", fail_on_full_disk
-            )  # after the record was added to those in flight
-            assert isinstance(await manager.prepare(api.allocate("e", "e", "d-2", DRIVER)), RecordsError)
-        assert records_in_flight(manager) == []
+        assert isinstance(await manager.prepare(other_ref), DraError)
+        new_ref = api.allocate("c", "c", "d-1", DRIVER)
+        for owner, method in ((Records, "insert"), (manager.claims.store.folder, "commit")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, method, fail_on_full_disk)
+                assert isinstance(await manager.prepare(new_ref), RecordsError)
+            assert await manager.records() == {"a": "Prepared"}
         driver.fault["unprepare"] = DriverError("the card does not answer")
         assert isinstance(await manager.unprepare(ref), DraError)
-        assert records_in_flight(manager) == []
         with monkeypatch.context() as patch:
             patch.setattr(Records, "update", fail_on_full_disk)
             assert isinstance(await manager.unprepare(ref), RecordsError)
-        assert records_in_flight(manager) == []
+        assert await manager.records() == {"a": "Unpreparing"}
+        assert isinstance(await manager.prepare(other_ref), DraError)
+        assert await manager.records() == {"a": "Unpreparing"}
 
 
-async def test_a_prepare_whose_journal_is_lost_writes_its_record_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda path: (path / file_name("a")).write_bytes(b"garbage")])
+async def test_a_prepare_whose_record_is_lost_writes_it_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     api, driver = FakeApiServer(), BlockingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, driver, api) as manager:
         driver.go.clear()
         preparing = asyncio.create_task(manager.prepare(ref))
         await driver.entered.wait()
-        manager.settings.records_path.write_bytes(b"garbage")
-        await manager.claims.store.check_file()
+        damage(manager.settings.records_path)
+        await manager.claims.store.check_files()
         assert await manager.records() == {"a": "Preparing"}
+        damage(manager.settings.records_path)
         driver.go.set()
         assert not isinstance(await preparing, DraError)
         assert await manager.records() == {"a": "Prepared"}
@@ -195,7 +190,6 @@ async def test_a_prepare_stops_if_another_instance_took_over_its_record(tmp_path
         error_text = "this instance stops its work" if phase == "step" else "the kubelet retries"
         assert error_text in str(response)
         assert await manager.records() == {"a": "Preparing"}
-        assert records_in_flight(manager) == []
 
 
 # --- two instances -----------------------------------------------------------------------------------------
@@ -261,7 +255,7 @@ async def test_a_claim_that_stays_busy_is_an_error_after_a_bounded_number_of_att
             pass
 
         monkeypatch.setattr(manager.claims.engine, "_wait_for_other", no_wait)
-        monkeypatch.setattr(manager.claims.engine, "_begin", never_ready)
+        monkeypatch.setattr(manager.claims.engine.rollback, "decide", never_ready)
         monkeypatch.setattr(manager.claims.engine.rollback, "unprepare", never_ready)
         for work in (manager.prepare, manager.unprepare):
             assert isinstance(await work(ref), ClaimBusyError)
@@ -278,7 +272,7 @@ def without_wait_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_wait_limit")
-async def test_claims_of_a_call_wait_neither_for_a_failing_claim_nor_for_one_in_flight_before(
+async def test_claims_of_a_call_wait_neither_for_a_failing_claim_nor_for_one_of_an_earlier_call(
     tmp_path: Path,
 ) -> None:
     api, driver = FakeApiServer(), BlockingDriver()
@@ -289,7 +283,7 @@ async def test_claims_of_a_call_wait_neither_for_a_failing_claim_nor_for_one_in_
         first = asyncio.create_task(manager.prepare(slow_ref))
         await driver.entered.wait()
         call = asyncio.create_task(manager.claims.prepare([slow_ref, missing, quick_ref, quick_ref, repeated_ref]))
-        await wait_until(lambda: len(records_in_flight(manager)) == 3)
+        await wait_until(lambda: {r.uid for r in read_rows(manager.settings.records_path)} == {"a", "b", "c"})
         driver.go.set()
         responses = await call
         assert list(responses) == ["a", "missing", "b", "c"]
@@ -367,30 +361,17 @@ def test_a_pod_is_named_only_if_it_is_the_only_one() -> None:
     assert _fields_with_pod(ref, [])["claim"] == "ns/c"
 
 
-async def test_a_failure_that_returns_after_a_success_is_logged_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    api = FakeApiServer()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, PlainDriver(), api) as manager:
-        for count in (1, 2):
-            api.claims.clear()
-            for _ in range(2):
-                assert isinstance(await manager.prepare(ref), ClaimNotFoundError)
-            assert caplog.text.count("cannot prepare claim") == count
-            api.allocate("a", "a", "d-0", DRIVER)
-            assert not isinstance(await manager.prepare(ref), DraError)
-
-
 @pytest.mark.parametrize("is_unreachable", [False, True])
 async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path, is_unreachable: bool) -> None:
     api, lines = FakeApiServer(), FieldRecorder()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         await manager.prepare(ref)
-        manager.claims.files.specs.remove("a")
         api.is_unreachable = is_unreachable
         logging.getLogger().addHandler(lines)
+        await manager.prepare(ref)
+        assert lines.fields == {}
+        manager.claims.files.specs.remove("a")
         await manager.prepare(ref)
         logging.getLogger().removeHandler(lines)
     ((text, fields),) = lines.fields.items()
@@ -429,14 +410,6 @@ async def test_metadata_that_no_container_gets_is_reported_once(
         for i, count in enumerate((0, 1, 1)):
             assert not isinstance(await manager.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER)), DraError)
             assert caplog.text.count("containers do not get it: set metadata = True in class Telling") == count
-
-
-async def test_the_number_of_remembered_failures_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_MAX_LOGGED", 2)
-    async with running_manager(tmp_path, PlainDriver()) as manager:
-        for i in range(4):
-            assert isinstance(await manager.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")), ClaimNotFoundError)
-        assert list(manager.claims.engine._logged_failures) == ["c2", "c3"]
 
 
 # --- a slow API server -------------------------------------------------------------------------------------

@@ -17,20 +17,20 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.transitions import RollBack
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.harness import DRIVER as CRASH
 from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
+from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
-from tests.plugin.test_node import allocate, prepare_call, ref
 
 
 class FaultyDriver(Driver):
@@ -248,29 +248,6 @@ async def test_a_claim_with_another_device_of_this_node_and_a_pod_is_left_to_the
         result["pool"] = "another node"
         for _ in range(2):
             await manager.claims.reconciler.once()
-        assert driver.unprepared == ["a"]
-
-
-@pytest.mark.parametrize("status", ["Unknown", "False", 7, None])
-async def test_claims_stay_prepared_while_the_kubelet_is_not_ready(tmp_path: Path, status: Any) -> None:
-    """The containers continue to run, and the kubelet unprepares their claims when it is ready. Reconciling unprepares
-    them only if the kubelet does not.
-    """
-    api, driver = FakeApiServer(), FaultyDriver()
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.2) as manager:
-        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        api.claims.clear()
-        api.ready = status
-
-        async def has_read_node_twice() -> bool:
-            await manager.claims.reconciler.once()
-            return api.nodes_read == 2
-
-        await wait_until(has_read_node_twice)
-        assert await manager.records() == {"a": "Prepared"}
-        api.ready = "True"
-        assert (await manager.claims.reconciler.once()).waiting == ["a"]  # the grace period begins again
-        await wait_until(lambda: is_unprepared(manager, "a"))
         assert driver.unprepared == ["a"]
 
 

@@ -1,6 +1,4 @@
-"""The lock file of an instance: which instances run, since when, with which records; and which files of dead instances
-are removed.
-"""
+"""The lock file of an instance: which instances run, since when; and which files of dead instances are removed."""
 
 from __future__ import annotations
 
@@ -27,7 +25,6 @@ from dra_kubeletplugin.plugin.instances import is_newest
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = OwnedSocket("/x.sock", 1, 2)
-OPENED = 3
 
 
 def fake_clock(seconds: Iterator[float]) -> SimpleNamespace:
@@ -101,15 +98,13 @@ def test_an_invalid_id_is_not_alive(folder: Path) -> None:
         assert not other_lock.alive("1-none")
 
 
-def test_other_instances_are_reported_with_their_start_and_their_records(folder: Path) -> None:
+def test_other_instances_are_reported_with_their_start(folder: Path) -> None:
     with running_lock(folder) as first, running_lock(folder) as second:
-        assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, 0)]
-        first.note_records(OPENED)
-        assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, OPENED)]
-        assert [(o.id, o.since, o.generation) for o in first.others()] == [(second.id, 101.0, 0)]
+        assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
+        first.claim_sockets([SOCKET])
+        assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
+        assert [(o.id, o.since) for o in first.others()] == [(second.id, 101.0)]
         assert (is_newest(first), is_newest(second)) == (False, True)
-        first.note_records(0)
-        assert [o.generation for o in second.others()] == [0]
     assert InstanceLock(folder).others() == []
 
 
@@ -137,32 +132,26 @@ def test_a_change_of_the_clock_between_two_starts_does_not_make_the_older_instan
         assert is_newest(first)
 
 
-def test_notes_before_the_acquisition_write_nothing(folder: Path) -> None:
+def test_sockets_that_are_claimed_before_the_acquisition_are_written_with_the_lock(folder: Path) -> None:
     lock = InstanceLock(folder)
     lock.claim_sockets([SOCKET])
-    lock.note_records(OPENED)
     assert not folder.exists()
     lock.acquire()
-    assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
+    copy = (folder / f"{lock.id}.lock").read_bytes()
     lock.release()
+    (folder / "1-dead.lock").write_bytes(copy)
+    assert lock.reap_dead() == [SOCKET]
 
 
-def test_the_lock_file_never_shrinks_and_its_growth_is_logged_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_file_never_shrinks(folder: Path) -> None:
     with running_lock(folder) as lock:
         path = folder / f"{lock.id}.lock"
         lock.claim_sockets([SOCKET] * 10)
         large = path.stat().st_size
-        lock.claim_sockets([])
-        lock.note_records(OPENED)
+        lock.claim_sockets([SOCKET])
         assert path.stat().st_size == large
-        assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
-        mtime = path.stat().st_mtime_ns
-        writes: list[int] = []
-        monkeypatch.setattr(lock, "_write", lambda: writes.append(1))
-        lock.note_records(OPENED)
-        assert (writes, path.stat().st_mtime_ns) == ([], mtime)
+        (folder / "1-dead.lock").write_bytes(path.read_bytes())
+        assert lock.reap_dead() == [SOCKET]
 
 
 def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(folder: Path) -> None:
@@ -170,37 +159,16 @@ def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(fold
         other_lock.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
         copy = (folder / f"{other_lock.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
-        for name in (
-            "0-dead.lock",
-            "z-dead.lock",
-            ".2-dead.new",
-            ".z-dead.new",
-        ):  # before and after those of the running instances
+        for name in ("0-dead.lock", "z-dead.lock"):  # before and after those of the running instances
             (folder / name).write_bytes(b"")
         (folder / "precious").write_bytes(b"")
         (folder / "folder.lock").mkdir()
-        with locked_file(folder / ".3-alive.new", b""):
-            assert lock.reap_dead() == [SOCKET, OwnedSocket("/y.sock")]
+        assert lock.reap_dead() == [SOCKET, OwnedSocket("/y.sock")]
         assert sorted(p.name for p in folder.iterdir()) == sorted(
-            [f"{lock.id}.lock", f"{other_lock.id}.lock", ".3-alive.new", "precious", "folder.lock"]
+            [f"{lock.id}.lock", f"{other_lock.id}.lock", "precious", "folder.lock"]
         )
         assert lock.reap_dead() == []
     assert InstanceLock(folder / "nowhere").reap_dead() == []
-
-
-def test_a_file_that_is_replaced_during_its_removal_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir(parents=True)
-    path = folder / "1-dead.lock"
-    path.write_bytes(b"")
-
-    def flock(fd: int, operation: int) -> None:
-        (folder / "new").write_bytes(b"")
-        (folder / "new").rename(path)
-
-    fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
-    monkeypatch.setattr(locks, "fcntl", fake)
-    assert InstanceLock(folder).reap_dead() == []
-    assert path.exists()
 
 
 def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_moment(
@@ -212,7 +180,8 @@ def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_mo
     path.write_bytes(file_content(b'{"sockets": [{"path": "/x"}]}'))
     with path.open("rb") as checked_file:
         fcntl.flock(checked_file, fcntl.LOCK_SH)
-        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(checked_file, fcntl.LOCK_UN)))
+        unlock = lambda _: fcntl.flock(checked_file, fcntl.LOCK_UN)  # noqa: E731
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=unlock, monotonic=lambda: 0.0))
         assert InstanceLock(folder).reap_dead() == [OwnedSocket("/x")]
     assert not path.exists()
 
@@ -245,42 +214,36 @@ def test_without_free_file_descriptors_no_instance_is_considered_dead_or_missing
     assert process.stdout.split() == ["True", *["EMFILE"] * 2]
 
 
-def test_an_instance_whose_lock_file_cannot_be_read_is_an_error_and_not_an_instance_without_records(
+def test_an_instance_whose_lock_file_cannot_be_read_is_an_error_and_is_not_ignored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_to_open(path: Path) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with running_lock(folder) as lock:
-        lock.note_records(OPENED)
-        monkeypatch.setattr(module, "_read_checked", fail_to_open)
+    with running_lock(folder):
+        monkeypatch.setattr(module, "read_file", fail_to_open)
         with pytest.raises(OSError, match="Too many open files"):
             InstanceLock(folder).others()
 
 
 @pytest.mark.parametrize(
-    ("data", "since", "generation"),
+    ("data", "since"),
     [
-        (
-            file_content(b'{"since": 7.5, "generation": 3, "later": 1}'),
-            7.5,
-            OPENED,
-        ),
-        (file_content(b'{"since": 7.5}') + b"   \nmore", 7.5, 0),
-        (file_content(b'{"since": 7.5}', 1), 0.0, None),
-        (file_content(b'{"since": "x"}'), 0.0, None),
-        (file_content(b"[" * 100_000), 0.0, None),
-        (b'{"since": 7.5}', 0.0, None),
-        (b"", 0.0, None),
+        (file_content(b'{"since": 7.5, "later": 1}'), 7.5),
+        (file_content(b'{"since": 7.5}') + b"   \nmore", 7.5),
+        (file_content(b'{"since": 7.5}', 1), 0.0),
+        (file_content(b'{"since": "x"}'), 0.0),
+        (file_content(b"[" * 100_000), 0.0),
+        (b'{"since": 7.5}', 0.0),
+        (b"", 0.0),
     ],
+    ids=["later", "longer", "checksum", "type", "nested", "cut", "empty"],
 )
-def test_a_running_instance_is_alive_whatever_its_file_contains(
-    folder: Path, data: bytes, since: float, generation: int | None
-) -> None:
+def test_a_running_instance_is_alive_whatever_its_file_contains(folder: Path, data: bytes, since: float) -> None:
     folder.mkdir(parents=True)
     with locked_file(folder / "1-x.lock", data):
         (other_lock,) = InstanceLock(folder).others()
-        assert (other_lock.id, other_lock.since, other_lock.generation) == ("1-x", since, generation)
+        assert (other_lock.id, other_lock.since) == ("1-x", since)
 
 
 def test_invalid_paths_are_no_sockets(folder: Path) -> None:
@@ -314,9 +277,9 @@ def test_a_file_that_is_being_written_is_read_at_most_ten_times(
     assert reads == (complete_read if complete_read <= 10 else 11)
 
 
-@pytest.mark.parametrize("fault", [BlockingIOError(), FileNotFoundError()])
-def test_a_lock_that_a_cleanup_took_is_acquired_again(
-    folder: Path, fault: OSError, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_locked", [True, False], ids=["checked", "removed"])
+def test_a_file_that_a_cleanup_checks_or_removes_before_it_is_locked_is_acquired_again(
+    folder: Path, is_locked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -324,20 +287,24 @@ def test_a_lock_that_a_cleanup_took_is_acquired_again(
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise fault
+            if is_locked:
+                raise BlockingIOError
+            assert InstanceLock(folder).reap_dead() == []
+            assert list(folder.iterdir()) == []
         fcntl.flock(fd, operation)
 
-    names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
-    monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, **names))
+    names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB", "LOCK_UN")}
+    monkeypatch.setattr(locks, "fcntl", SimpleNamespace(flock=flock, **names))
     with running_lock(folder) as lock:
         assert InstanceLock(folder).alive(lock.id)
+        assert [o.since for o in InstanceLock(folder).others()] == [100.0], "the new file has its content"
 
 
 def test_a_lock_that_cannot_be_acquired_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(fd: int, operation: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
+    monkeypatch.setattr(locks, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
     lock = InstanceLock(folder)
     with pytest.raises(OSError, match="Input/output"):
         lock.acquire()

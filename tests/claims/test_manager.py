@@ -13,11 +13,11 @@ from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims import manager as module
 from dra_kubeletplugin.claims.manager import _notes_of
 from dra_kubeletplugin.claims.record import UnreadableRecord
-from dra_kubeletplugin.claims.store.records import RECOVER
+from dra_kubeletplugin.claims.store.records import RECOVER, file_name
 from dra_kubeletplugin.errors import DeviceUnhealthyError, DraError, DriverError, RecordsError
 from tests.claims.test_engine_steps import BlockingDriver, PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
-from tests.helpers.crash.record_stores import DRIVER
+from tests.helpers.crash.record_stores import DRIVER, insert, make_record, remove_records
 from tests.helpers.waiting import wait_until
 
 # --- start and close ---------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ async def test_a_start_rolls_back_the_remains_of_a_crash_without_the_api_server_
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         assert "reconciled at start" not in caplog.text
         assert not isinstance(await manager.prepare(api.allocate("p", "p", "d-1", DRIVER)), DraError)
-        record = Record("a", "ns", "a", State.PREPARING, "boot", "1-deadbeef", {"devices": []})
+        record = Record("a", "ns", "a", State.PREPARING, "boot", "1-deadbeef")
         await manager.claims.store.do(lambda records: records.insert(record))
     api.claims.clear()
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
@@ -43,7 +43,7 @@ async def test_a_start_rolls_back_the_remains_of_a_crash_without_the_api_server_
         assert manager.changes == 1
 
 
-async def test_a_close_ends_the_work_of_the_start_and_closes_the_journal(
+async def test_a_close_ends_the_work_of_the_start_and_closes_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_START_TIMEOUT", 0.01)
@@ -59,10 +59,10 @@ async def test_a_close_ends_the_work_of_the_start_and_closes_the_journal(
     monkeypatch.setattr(manager.claims.reconciler, "once", hangs)
     await manager.open()
     assert await manager.claims.store.all() == []
-    assert manager.claims.store.journal.file is not None
+    assert manager.claims.store.folder._fd >= 0
     await manager.close()
     await asyncio.wait_for(has_ended.wait(), 30)
-    assert manager.claims.store.journal.file is None
+    assert manager.claims.store.folder._fd < 0
     with pytest.raises(RecordsError):
         await manager.claims.store.all()
 
@@ -91,7 +91,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_opening(
+async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_manager(tmp_path, PlainDriver()) as manager:
@@ -112,18 +112,18 @@ async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_op
             await sleep(0)
 
         monkeypatch.setattr(manager.claims.recovery, "once", once)
-        manager.claims.store.opened.clear()
+        manager.claims.store.repaired.clear()
         task = asyncio.create_task(manager.claims._keep_recovering())
         await asyncio.sleep(0.02)
-        assert calls == [], "recovery waits for an opening"
+        assert calls == [], "recovery waits for a repair"
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record_pause}))
-        manager.claims.store.opened.set()
+        manager.claims.store.repaired.set()
         await wait_until(lambda: len(calls) == 5)
         await sleep(0.02)
         assert (len(calls), pauses) == (5, [0.001, 0.002, 0.004, 0.004])
         assert caplog.text.count("recovery failed and is retried: the disk is full") == 1
         results[:] = [False]
-        manager.claims.store.opened.set()
+        manager.claims.store.repaired.set()
         await wait_until(lambda: len(calls) == 7)
         assert pauses[4:] == [0.001], "the first pause again after a success"
         assert not task.done()
@@ -131,7 +131,7 @@ async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_op
         await asyncio.wait([task])
 
 
-async def test_an_unfinished_recovery_of_another_instance_is_detected_without_an_opening(
+async def test_an_unfinished_recovery_of_another_instance_is_detected_without_a_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RECOVER_CHECK", 0.001)
@@ -147,17 +147,17 @@ async def test_an_unfinished_recovery_of_another_instance_is_detected_without_an
         await asyncio.wait([task])
 
 
-async def test_a_removed_journal_is_written_again_while_the_plugin_is_idle(
+async def test_a_removed_folder_is_written_again_while_the_plugin_is_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CHECK_INTERVAL", 0.001)
     async with running_manager(tmp_path, PlainDriver()) as manager:
+        await insert(manager.claims.store, make_record("a", "d-0"))
         path = manager.settings.records_path
-        assert path.exists()
-        task = asyncio.create_task(manager.claims._keep_checking_file())
+        task = asyncio.create_task(manager.claims._keep_checking_files())
         for _ in range(2):
-            path.unlink()
-            await wait_until(path.exists)
+            remove_records(path)
+            await wait_until((path / file_name("a")).exists)
         task.cancel()
         await asyncio.wait([task])
 
@@ -224,7 +224,7 @@ async def test_the_notes_contain_the_faults_of_every_component(tmp_path: Path, m
         driver.fault["unprepare"] = DriverError("the card does not answer")
         assert isinstance(await manager.unprepare(ref), DraError)
         assert [n.partition(" (UID")[0] for n in await claims.notes()] == ["claim ns/a"]
-        claims.store.journal.report.append("repaired")
+        claims.store.folder.report.append("repaired")
         claims.recovery.report.append("recovered")
         claims.reports.fault = "reports"
         monkeypatch.setattr(claims.engine.verifier, "stuck", lambda: "stuck")

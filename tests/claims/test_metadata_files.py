@@ -23,10 +23,10 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of, record_of
+from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles, updated
 from dra_kubeletplugin.claims.prepared_devices import complete
-from dra_kubeletplugin.claims.record import allocated_json, check_doc
+from dra_kubeletplugin.claims.record import allocated_json
 from dra_kubeletplugin.driver import MetadataUpdate
 from dra_kubeletplugin.errors import BadAnswerError, DriverError, RecordsError
 from dra_kubeletplugin.host import Host
@@ -51,9 +51,7 @@ def claim_of(*devices: AllocatedDevice, uid: str = UID, pod_claim: str = "mine")
 
 def prepared(claim: Claim, specs: ClaimSpecs, **attributes: Any) -> Record:
     entries = [allocated_json(d) for d in claim.devices]
-    record = Record(
-        claim.uid, "ns", "c", State.PREPARED, "boot", doc={"devices": entries, "complete": True, "cdi": None}
-    )
+    record = Record(claim.uid, "ns", "c", State.PREPARED, "boot", devices=entries, complete=True)
     metadata = MetadataFiles(specs.root.parent / "plugin", specs.driver)
     complete(record, claim, [d.prepared(**attributes) for d in claim.devices], specs, Host(), metadata)
     return record
@@ -134,16 +132,8 @@ def test_removed_cut_or_changed_files_are_restored_and_then_all_are_removed(fold
 def test_a_record_that_is_restored_from_its_note_has_its_metadata(folders: MetadataFolders) -> None:
     record = prepared(claim_of(device()), folders.specs)
     folders.specs.write_note(UID, note_of(record))
-    restored = record_of(folders.specs, UID)
-    assert restored and restored.doc["metadata"] == record.doc["metadata"]
-
-
-@pytest.mark.parametrize(
-    "document", [[], {}, {"requests": {}}, {"generation": 1, "podClaim": "", "requests": {"r": [{}]}}]
-)
-def test_a_document_with_metadata_of_another_shape_is_not_used(document: object) -> None:
-    with pytest.raises(ValueError, match="device metadata"):
-        check_doc({"metadata": document})
+    restored = folders.files.read_note(UID)
+    assert restored and restored.metadata == record.metadata
 
 
 def test_the_removal_of_an_older_claim_of_the_same_name_keeps_the_files_of_the_later_claim(
@@ -166,11 +156,11 @@ def test_files_whose_spec_was_lost_are_found_and_removed(folders: MetadataFolder
     assert folders.all() == []
 
 
-def test_a_rebuilt_record_without_requests_removes_all_files_of_its_claim(folders: MetadataFolders) -> None:
+def test_a_recovered_record_without_requests_removes_all_files_of_its_claim(folders: MetadataFolders) -> None:
     record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
     folders.files.put(record)
     devices = [{"pool": d["pool"], "device": d["device"]} for d in record.devices]
-    folders.files.remove(Record(UID, "ns", "c", State.UNPREPARING, "boot", doc={"devices": devices, "rebuilt": True}))
+    folders.files.remove(Record(UID, "ns", "c", State.UNPREPARING, "boot", devices=devices, recovered=True))
     assert folders.all() == []
 
 
@@ -181,7 +171,7 @@ def test_a_prepare_that_was_killed_before_its_commit_leaves_no_file_after_its_ro
     record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
     folders.files.put(record)
     devices = [allocated_json(d) for d in (device(), device("nic", "eth-0"))]
-    folders.files.remove(Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": devices}))
+    folders.files.remove(Record(UID, "ns", "c", State.PREPARING, "boot", devices=devices))
     assert folders.all() == []
 
 
@@ -303,19 +293,11 @@ def test_a_missing_cdi_folder_is_created(folders: MetadataFolders) -> None:
     assert [p.name for p in folders.cdi.iterdir()] == [folders.specs.path(UID).name]
 
 
-def test_a_record_without_updates_and_a_record_with_malformed_updates_are_distinguished() -> None:
-    metadata = {"generation": 1, "podClaim": "", "requests": {}}
-    assert check_doc({"metadata": metadata}) == {"metadata": metadata}
-    for document in ([1], {"gpu": "two"}):
-        with pytest.raises(ValueError, match="device metadata"):
-            check_doc({"metadata": {**metadata, "updates": document}})
-
-
 def test_metadata_of_a_driver_that_is_no_mapping_is_refused(folders: MetadataFolders) -> None:
 
     claim = claim_of(device())
     prepared_device = PreparedDevice(request="gpu/large", pool="node", name="gpu-0", metadata=[1])  # type: ignore[arg-type]
-    record = Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": [allocated_json(claim.devices[0])]})
+    record = Record(UID, "ns", "c", State.PREPARING, "boot", devices=[allocated_json(claim.devices[0])])
     with pytest.raises(BadAnswerError, match="metadata of type list"):
         complete(record, claim, [prepared_device], folders.specs, Host())
 
@@ -342,10 +324,11 @@ def test_a_file_may_have_32_attributes(folders: MetadataFolders, count: int) -> 
     attributes = {f"a{i}": i for i in range(count)}
     if count == 31:
         record = prepared(claim_of(device()), folders.specs, metadata=attributes)
-        (entry,) = record.doc["metadata"]["requests"]["gpu/large"]
+        assert record.metadata
+        (entry,) = record.metadata["requests"]["gpu/large"]
         assert len(entry["attributes"]) == 32
         update = MetadataUpdate(uid=UID, request="gpu", attributes={"model": {"string": "B"}})
-        assert len(updated(record, update)["metadata"]["requests"]["gpu/large"][0]["attributes"]) == 32
+        assert len(updated(record, update)["requests"]["gpu/large"][0]["attributes"]) == 32
         with pytest.raises(DriverError, match="33 attributes are more than 32"):
             updated(record, MetadataUpdate(uid=UID, request="gpu", attributes={"one-more": {"int": 1}}))
     else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.testing import node_with
 
 
 class Forgetful(Driver):

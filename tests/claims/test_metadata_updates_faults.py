@@ -60,23 +60,23 @@ async def test_an_update_waits_for_a_bounded_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "boot", "doc", "message"),
+    ("state", "boot", "fields", "message"),
     [
         (State.UNPREPARING, "boot", {}, "claim ns/c (UID uid-1) is not prepared, so it has no metadata to update"),
         (State.PREPARED, "earlier", {}, "was prepared before the node was rebooted"),
         (
             State.PREPARED,
             "boot",
-            {"rebuilt": True, "complete": False},
+            {"recovered": True},
             "recovered from the hardware without its record",
         ),
     ],
 )
 async def test_only_a_prepared_claim_can_be_updated(
-    tmp_path: Path, state: State, boot: str, doc: Any, message: str
+    tmp_path: Path, state: State, boot: str, fields: dict[str, Any], message: str
 ) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as manager:
-        record = Record(UID, "ns", "c", state, boot, "", {"devices": [], **doc})
+        record = Record(UID, "ns", "c", state, boot, **fields)
         await manager.claims.store.do(lambda records: records.insert(record))
         with pytest.raises(MetadataUpdateError) as caught:
             await manager.claims.update_metadata(UPDATE)

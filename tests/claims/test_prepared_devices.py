@@ -51,7 +51,7 @@ def completed_record(
     """
     claim = Claim(namespace="ns", name="c", uid=UID, devices=devices)
     entries = [allocated_json(d) | {"takes": {}} for d in devices]
-    record = Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": entries})
+    record = Record(UID, "ns", "c", State.PREPARING, "boot", devices=entries)
     if returned is None:
         returned = [d.prepared(ContainerEdits(env={"X": d.name}), data={"n": 1}) for d in devices]
     complete(record, claim, returned, ClaimSpecs(folder, DRIVER), host or Host())
@@ -69,8 +69,8 @@ def test_each_device_is_recorded_with_its_id_its_data_and_its_allocation() -> No
     assert (first["device"], first["data"], first["takes"], len(first["cdi"])) == ("d-0", {"n": 1}, {}, 1)
     assert first["cdi"][0].startswith(f"k8s.{DRIVER}/claim={UID}")
     assert second == {"request": "s", "pool": "node", "device": "d-1", "shareID": "x", "adminAccess": True, "takes": {}}
-    assert record.doc["complete"] is True
-    assert [d["containerEdits"]["env"] for d in record.doc["cdi"]["devices"]] == [["X=1"]]
+    assert record.complete is True
+    assert [d["containerEdits"]["env"] for d in (record.cdi or {})["devices"]] == [["X=1"]]
     assert prepared_result(record) == [
         PreparedResult(["r"], "node", "d-0", tuple(first["cdi"]), None),
         PreparedResult(["s"], "node", "d-1", (), "x"),
@@ -78,7 +78,7 @@ def test_each_device_is_recorded_with_its_id_its_data_and_its_allocation() -> No
 
 
 def test_a_claim_without_edits_has_no_spec() -> None:
-    assert completed_record(allocated(), returned=[allocated().prepared(data={"n": 1})]).doc["cdi"] is None
+    assert completed_record(allocated(), returned=[allocated().prepared(data={"n": 1})]).cdi is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_devices_of_one_name_in_several_pools_and_requests_have_separate_cdi_dev
     )
     names = [f"{UID}-d-0", f"{UID}-d-0.2", f"{UID}-d-0.3", f"{UID}-d-0-x"]
     assert [d["cdi"] for d in record.devices] == [[f"k8s.{DRIVER}/claim={name}"] for name in names]
-    spec = record.doc["cdi"]
+    spec = record.cdi
     validate_spec(spec)
     assert {d["name"]: d["containerEdits"]["env"] for d in spec["devices"]} == dict(
         zip(names, (["X=node r"], ["X=node/other r"], ["X=node s"], ["X=node r"]), strict=True)

@@ -16,7 +16,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, PreparedDevice
 from dra_kubeletplugin.base.processes.identity import is_alive
-from dra_kubeletplugin.base.processes.local import Command, Launched, LocalRunner
+from dra_kubeletplugin.base.processes.local import Launched, LocalRunner, ProcessCommand
 from dra_kubeletplugin.base.processes.supervisor import Supervisor
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.processes import ClaimProcesses
@@ -42,7 +42,7 @@ def ref(api: FakeApiServer) -> Iterator[ClaimIdentity]:
 
 async def step_of(manager: RunningManager) -> dict[str, Any]:
     (record,) = await manager.claims.store.all()
-    (step,) = (s for s in record.steps if s["step"] == "@process")
+    (step,) = (s for s in record.undo if s["step"] == "@process")
     data: dict[str, Any] = step["data"]
     return data
 
@@ -113,12 +113,12 @@ async def test_a_cancelled_launch_leaves_no_waiting_process_and_no_descriptor(tm
     may_return = threading.Event()
 
     class SlowRunner(LocalRunner):
-        def launch(self, command: Command) -> Launched:
+        def launch(self, command: ProcessCommand) -> Launched:
             launched.append(super().launch(command))
             assert may_return.wait(30)
             return launched[0]
 
-    command = Command((sys.executable, "-c", ""), str(tmp_path / "log"), token=UID)
+    command = ProcessCommand((sys.executable, "-c", ""), str(tmp_path / "log"), token=UID)
     task = asyncio.create_task(ClaimProcesses._launch(SlowRunner(), command))
     await wait_until(lambda: bool(launched), "the launch")
     task.cancel()
@@ -281,12 +281,12 @@ async def change(manager: RunningManager, process: dict[str, str], token: str | 
     process.
     """
     (record,) = await manager.claims.store.all()
-    steps = msgspec.json.decode(msgspec.json.encode(record.steps))
+    steps = msgspec.json.decode(msgspec.json.encode(record.undo))
     for step in steps:
         if step["step"] == "@process":
             step["data"]["command"] |= {"token": token} if token else {}
             step["data"]["process"] |= process
-    record.doc = {**record.doc, "undo": steps}
+    record.undo = steps
     await manager.claims.store.do(lambda records: records.update(record, record.fence))
 
 

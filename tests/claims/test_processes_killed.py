@@ -24,7 +24,7 @@ UID = f"uid-{os.getpid()}"  # other workers run these tests, too
 
 def kill_plugin(folder: Path, verb: str, point: str, **options: str) -> None:
     """Runs a plugin process that kills itself at the point."""
-    env = {**os.environ, "KILL_AT": point, "CLAIM_UID": UID, "PYTHONPATH": str(ROOT), **options}
+    env = {**os.environ, "KILL_AT": point, "CLAIM_UID": UID, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", **options}
     program = [sys.executable, "-m", "tests.helpers.crash.claim_with_process", str(folder), verb]
     process = subprocess.run(program, env=env, capture_output=True, text=True, check=False, cwd=ROOT)
     assert process.returncode == -signal.SIGKILL, process.stderr

@@ -15,14 +15,14 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import reconcile
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
-from tests.plugin.test_node import allocate, prepare_call, ref
+from tests.helpers.node_steps import allocate, prepare_call, ref
 
 GRACE = 100.0
 

@@ -259,7 +259,7 @@ async def test_a_claim_that_only_the_kubelet_may_unprepare_is_reported_until_it_
         assert manager.claims.reconciler._left_to_kubelet == set()
 
 
-async def test_claims_without_a_name_in_another_state_or_in_flight_are_not_read(tmp_path: Path) -> None:
+async def test_claims_without_a_name_in_another_state_or_in_work_are_not_read(tmp_path: Path) -> None:
     api, driver = CountingServer(), BlockingDriver()
     async with running_manager(tmp_path, driver, api) as manager:
         await prepared(manager, api, "ab")
@@ -267,7 +267,7 @@ async def test_claims_without_a_name_in_another_state_or_in_flight_are_not_read(
             ("n", "", State.PREPARED, ""),
             ("p", "p", State.PREPARING, manager.process.id),
         ):
-            record = Record(uid, "ns", name, state, "boot", owner, {"devices": [], "rebuilt": True})
+            record = Record(uid, "ns", name, state, "boot", owner, recovered=True)
             await manager.claims.store.do(lambda records, record=record: records.insert(record))  # type: ignore[misc]
         driver.go.clear()
         driver.entered.clear()

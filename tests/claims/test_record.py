@@ -1,8 +1,7 @@
-"""The record alone: which documents are accepted, which devices a claim holds, and the round trip through JSON."""
+"""The record alone: which files are accepted, which devices a claim holds, and the round trip through its file."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -11,12 +10,13 @@ import pytest
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold
 from dra_kubeletplugin.claims.record import (
-    InFlightRecords,
+    Row,
     UnreadableRecord,
-    check_doc,
+    checked_line,
     decode_record,
     encode_record,
-    holds_of,
+    is_intact,
+    read_head,
     request_names,
     shown_key,
 )
@@ -27,39 +27,76 @@ SHARED = STEP | {"key": "card-0", "ready": True}
 METADATA = {"generation": 1, "podClaim": "", "requests": {"r": [{"driver": "x", "pool": "p", "name": "d"}]}}
 
 
+def record(**fields: Any) -> Record:
+    return Record(**({"uid": "u", "namespace": "ns", "name": "c", "state": State.PREPARED, "boot_id": "b"} | fields))
+
+
+def file_of(stored: Record, before: bytes = b"") -> bytes:
+    return encode_record(stored, stored.holds(), before)
+
+
+def fields_of(line: bytes) -> dict[str, Any]:
+    fields = msgspec.json.decode(line)
+    del fields["crc"]
+    return fields  # type: ignore[no-any-return]
+
+
+def row_of(data: bytes) -> Row:
+    head = read_head(data)
+    assert head
+    return decode_record(head, data)
+
+
+def with_head(**change: object) -> bytes:
+    head, body, _ = file_of(record(devices=[DEVICE])).split(b"\n")
+    return checked_line(fields_of(head) | change) + body + b"\n"
+
+
+def with_body(body: object) -> bytes:
+    head, _, _ = file_of(record(devices=[DEVICE])).split(b"\n")
+    return head + b"\n" + checked_line(body)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    "doc",
+    "body",
     [
         {},
-        {"devices": None, "undo": None, "metadata": None, "cdi": None},
+        {"metadata": None, "cdi": None},
         {"devices": [], "undo": []},
-        {"devices": [DEVICE], "undo": [STEP], "metadata": METADATA, "unknown": 1},
-        {"shared": None},
-        {"shared": [SHARED]},
+        {"devices": [DEVICE], "undo": [STEP], "shared": [SHARED], "metadata": METADATA, "unknown": 1},
         {"devices": [{"pool": "p", "device": "d", "shareID": None, "cdi": None}]},
         {"devices": [DEVICE | {"shareID": "s", "cdi": ["a=b"]}]},
         {"metadata": METADATA | {"updates": None}},
         {"metadata": METADATA | {"updates": {"r": 3}, "requests": {}}},
+        {"error": "\x1b", "attempts": 999_999_999_999, "retryAt": -7.5},
     ],
 )
-def test_a_document_of_the_known_shape_is_returned_unchanged(doc: dict[str, Any]) -> None:
-    assert check_doc(doc) is doc
+def test_a_body_of_the_known_shape_is_read_and_its_unknown_fields_stay(body: dict[str, Any]) -> None:
+    data = with_body(body)
+    stored = row_of(data)
+    assert isinstance(stored, Record)
+    wanted = {"devices": [], "undo": [], "shared": [], "metadata": None, "error": "", "attempts": 0} | body
+    assert {name: getattr(stored, name) for name in wanted if name not in {"unknown", "retryAt"}} == {
+        name: value for name, value in wanted.items() if name not in {"unknown", "retryAt"}
+    }
+    assert stored.retry_at == body.get("retryAt")
+    assert fields_of(file_of(stored, data).split(b"\n")[1]).get("unknown") == body.get("unknown")
 
 
+SHAPE = "its file has an unknown shape"
 DEVICES = "a device has no pool or no name"
 STEPS = "an undo step has no name or no data"
 SHARED_STEPS = "a shared step has no name, no key or no data"
-SHAPE = "the device metadata has an unknown shape"
+METADATA_SHAPE = "the device metadata has an unknown shape"
 
 
 @pytest.mark.parametrize(
-    ("doc", "fault"),
+    ("body", "fault"),
     [
-        (None, "the document is not an object"),
-        ([], "the document is not an object"),
-        ({"devices": {"a": 1}}, DEVICES),
-        ({"devices": "text"}, DEVICES),
-        ({"devices": [DEVICE, None]}, DEVICES),
+        ([], ""),
+        ({"devices": {"a": 1}}, SHAPE),
+        ({"devices": "text"}, SHAPE),
+        ({"devices": [DEVICE, None]}, SHAPE),
         ({"devices": [{"pool": "p"}]}, DEVICES),
         ({"devices": [{"device": "d"}]}, DEVICES),
         ({"devices": [DEVICE | {"pool": 1}]}, DEVICES),
@@ -67,88 +104,112 @@ SHAPE = "the device metadata has an unknown shape"
         ({"devices": [DEVICE | {"request": None}]}, DEVICES),
         ({"devices": [DEVICE | {"shareID": 1}]}, DEVICES),
         ({"devices": [DEVICE | {"cdi": "a=b"}]}, DEVICES),
-        ({"undo": {"a": 1}}, STEPS),
-        ({"undo": [STEP, 1]}, STEPS),
+        ({"undo": {"a": 1}}, SHAPE),
+        ({"undo": [STEP, 1]}, SHAPE),
         ({"undo": [{"step": "release"}]}, STEPS),
         ({"undo": [{"data": {}}]}, STEPS),
         ({"undo": [STEP | {"step": 1}]}, STEPS),
         ({"undo": [STEP | {"data": []}]}, STEPS),
-        ({"shared": {"a": 1}}, SHARED_STEPS),
-        ({"shared": [SHARED, 1]}, SHARED_STEPS),
+        ({"shared": {"a": 1}}, SHAPE),
         ({"shared": [STEP]}, SHARED_STEPS),
         ({"shared": [SHARED | {"key": 1}]}, SHARED_STEPS),
         ({"shared": [SHARED | {"step": None}]}, SHARED_STEPS),
+        ({"sharedUnknown": 1}, SHAPE),
         ({"metadata": []}, SHAPE),
-        ({"metadata": {}}, SHAPE),
-        ({"metadata": METADATA | {"requests": []}}, SHAPE),
-        ({"metadata": METADATA | {"generation": "1"}}, SHAPE),
-        ({"metadata": METADATA | {"podClaim": None}}, SHAPE),
-        ({"metadata": METADATA | {"updates": [1]}}, SHAPE),
-        ({"metadata": METADATA | {"updates": {"r": "1"}}}, SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": {"driver": "x"}}}}, SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [1]}}}, SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p"}]}}}, SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p", "name": 1}]}}}, SHAPE),
-        ({"cdi": [1]}, "the CDI spec cannot be used"),
+        ({"metadata": {}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"requests": []}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"generation": "1"}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"podClaim": None}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"updates": [1]}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"updates": {"r": "1"}}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"requests": {"r": {"driver": "x"}}}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"requests": {"r": [1]}}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p"}]}}}, METADATA_SHAPE),
+        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p", "name": 1}]}}}, METADATA_SHAPE),
+        ({"cdi": [1]}, SHAPE),
+        ({"cdi": {"devices": [None]}}, "the CDI spec cannot be used"),
+        ({"operation": None}, "operation"),
+        ({"error": []}, "error"),
+        ({"complete": "yes"}, "complete"),
+        ({"attempts": "2"}, "attempts"),
+        ({"attempts": 10**12}, "a number is too large"),
+        ({"retryAt": "5"}, "retry_at"),
+        ({"retryAt": -1e12}, "a number is too large"),
+        ({"updated": None}, "updated"),
     ],
 )
-def test_a_document_of_another_shape_is_refused_with_the_reason(doc: Any, fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        check_doc(doc)
-
-
-def record(**fields: Any) -> Record:
-    return Record(**({"uid": "u", "namespace": "ns", "name": "c", "state": State.PREPARED, "boot_id": "b"} | fields))
-
-
-def encoded(**change: Any) -> bytes:
-    fields = json.loads(encode_record(record(doc={"devices": [DEVICE]}), {}))
-    return json.dumps(fields | change).encode()
-
-
-def test_a_record_and_the_fields_of_a_newer_version_survive_a_round_trip() -> None:
-    original = record(
-        owner="7-x", doc={"devices": [DEVICE], "new": [1]}, error="e", attempts=2, created=1.5, updated=2.5
-    )
-    body = encode_record(original, {"later": msgspec.Raw(b'{"a":1}')})
-    assert decode_record(body) == original
-    assert json.loads(body)["later"] == {"a": 1}
-    assert json.loads(encode_record(record(error="\x1b[2J"), {}))["error"].isprintable()
+def test_a_body_of_another_shape_is_unreadable_with_the_reason_and_the_claim_stays_known(body: Any, fault: str) -> None:
+    row = row_of(with_body(body))
+    assert isinstance(row, UnreadableRecord)
+    assert fault in row.reason
+    assert row.shown == "ns/c (UID u)"
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
+    [({"state": "Hibernating"}, "Hibernating"), ({"created": -1e12}, "a number is too large"), ({"version": 2}, "newer version")],
+)  # fmt: skip
+def test_a_head_with_a_value_of_a_newer_version_is_unreadable_with_its_devices_held(
+    change: dict[str, Any], reason: str
+) -> None:
+    data = with_head(**change)
+    head, row = read_head(data), row_of(data)
+    assert isinstance(row, UnreadableRecord)
+    assert reason in row.reason
+    assert head and head.holds == (Hold("p", "d", "", "", "u"),)
+    assert (head.fence is None) is ("state" in change)
+
+
+@pytest.mark.parametrize(
+    "data",
     [
-        ({"uid": ""}, "field uid"),
-        ({"uid": 7}, "field uid"),
-        ({"uid": "a\nb"}, "field uid"),
-        ({"namespace": "\x1b"}, "field namespace"),
-        ({"name": "\x1b"}, "field name"),
-        ({"name": None}, "field name"),
-        ({"owner": None}, "field owner"),
-        ({"boot_id": 1}, "field boot_id"),
-        ({"error": []}, "field error"),
-        ({"state": "Hibernating"}, "Hibernating"),
-        ({"attempts": "2"}, "field attempts"),
-        ({"attempts": 1e12}, "field attempts"),
-        ({"created": -1e12}, "field created"),
-        ({"updated": None}, "field updated"),
-        ({"doc": 7}, "not an object"),
+        *(with_head(uid=uid) for uid in ("", 7, "a\nb")),
+        *(with_head(**{name: value}) for name in ("namespace", "name") for value in ("\x1b", None)),
+        with_head(owner=None),
+        with_head(bootID=1),
+        with_head(devices=[{"pool": "p"}]),
+        with_head(version="1"),
+        file_of(record())[1:],
+        b"",
+        b"[]\n",
+        b"{",
+        b'{"uid":' + b"[" * 100_000,
     ],
 )
-def test_a_body_with_another_value_is_unreadable_with_the_field_in_the_reason(change: Any, reason: str) -> None:
-    decoded = decode_record(encoded(**change))
-    assert isinstance(decoded, UnreadableRecord)
-    assert reason in decoded.reason
+def test_a_damaged_head_is_no_head(data: bytes) -> None:
+    assert read_head(data) is None
 
 
-def test_texts_and_numbers_at_their_limits_are_read() -> None:
-    decoded = decode_record(encoded(owner="\x00", error="\x1b", namespace="", name="", attempts=999_999_999_999.5))
-    assert isinstance(decoded, Record)
-    assert (decoded.owner, decoded.error, decoded.name, decoded.attempts) == ("\x00", "\x1b", "", 999_999_999_999)
-    for text in (b"", b"[]", b"{", b'{"uid":' + b"[" * 100_000):
-        unreadable = decode_record(text)
-        assert (type(unreadable), unreadable.uid) == (UnreadableRecord, "")
+def test_a_file_is_intact_only_if_both_lines_and_no_more_are_there() -> None:
+    data = file_of(record(devices=[DEVICE]))
+    assert is_intact(data)
+    head, body, _ = data.split(b"\n")
+    for changed in (
+        data[:-1],
+        head + b"\n",
+        data + b"\n",
+        body + b"\n" + head[1:] + b"\n",
+        data.replace(b'"r"', b'"q"'),
+    ):
+        assert not is_intact(changed)
+    row = row_of(head + b"\n" + body[:-5] + b"\n")
+    assert isinstance(row, UnreadableRecord)
+    assert row.reason == "the second line of its file is damaged"
+
+
+def test_a_record_and_the_fields_of_a_newer_version_survive_a_round_trip() -> None:
+    original = record(
+        owner="7-x", devices=[DEVICE], undo=[STEP], shared=[SHARED], shared_unknown=True, metadata=METADATA, operation="op",
+        complete=True, recovered=True, superseded=True, undone=True, error="e", attempts=2, retry_at=3.5, created=1.5, updated=2.5,
+    )  # fmt: skip
+    head, body, _ = file_of(original).split(b"\n")
+    later = checked_line(fields_of(head) | {"later": 1}) + checked_line(fields_of(body) | {"later": {"a": 1}})
+    assert row_of(later) == original
+    written = file_of(original, later)
+    assert row_of(written) == original
+    assert [fields_of(line)["later"] for line in written.split(b"\n")[:2]] == [1, {"a": 1}]
+    unreadable = row_of(file_of(record(error="\x1b[2J")))
+    assert isinstance(unreadable, Record) and unreadable.error.isprintable()
 
 
 def test_a_claim_holds_each_device_once_and_none_with_admin_access() -> None:
@@ -159,56 +220,48 @@ def test_a_claim_holds_each_device_once_and_none_with_admin_access() -> None:
         DEVICE | {"device": "seen", "adminAccess": True},
     ]
     holds = [Hold("p", "d", "", "", "u"), Hold("p", "z", "s", '{"capacity":{"m":"1"}}', "u")]
-    assert record(doc={"devices": devices}).holds() == holds
-    assert holds_of(record(doc={"devices": devices})) == tuple(holds)
-    assert holds_of(UnreadableRecord("u", "newer", {"doc": {"devices": devices}})) == tuple(holds)
-    assert holds_of(UnreadableRecord("u", "newer", {"doc": {"devices": 7}})) == ()
-    assert holds_of(UnreadableRecord("u", "newer", {})) == ()
+    stored = record(devices=devices)
+    assert stored.holds() == holds
+    head = read_head(file_of(stored))
+    assert head and head.holds == tuple(holds)
 
 
 def test_the_same_devices_in_any_order_are_the_same_allocation() -> None:
     device_1, device_2 = DEVICE, DEVICE | {"device": "e"}
-    stored = record(doc={"devices": [device_1, device_2]})
-    assert stored.same_allocation(record(doc={"devices": [device_2, device_1 | {"request": "x", "data": 1}]}))
+    stored = record(devices=[device_1, device_2])
+    assert stored.same_allocation(record(devices=[device_2, device_1 | {"request": "x", "data": 1}]))
     for devices in ([device_1], [device_1, device_2, device_2], [device_1, device_2 | {"shareID": "s"}]):
-        assert not stored.same_allocation(record(doc={"devices": devices}))
+        assert not stored.same_allocation(record(devices=devices))
 
 
-def test_a_rebuilt_record_gets_its_missing_name_and_requests() -> None:
-    stored = record(name="", namespace="", doc={"devices": [DEVICE | {"request": ""}, DEVICE | {"device": "e"}]})
+def test_a_recovered_record_gets_its_missing_name_and_requests() -> None:
+    stored = record(name="", namespace="", devices=[DEVICE | {"request": ""}, DEVICE | {"device": "e"}])
     devices = [DEVICE | {"request": "q"}, DEVICE | {"device": "e", "request": "q"}]
-    stored.complete_from(record(doc={"devices": devices}))
+    stored.complete_from(record(devices=devices))
     assert (stored.namespace, stored.name) == ("ns", "c")
     assert [d["request"] for d in stored.devices] == ["q", "r"]
-    stored = record(doc={"devices": [{"pool": "p", "device": "d"}]})
+    stored = record(devices=[{"pool": "p", "device": "d"}])
     stored.complete_from(record())
     assert stored.devices[0]["request"] == ""
 
 
 @pytest.mark.parametrize(
-    ("doc", "partial"),
-    [({}, False), ({"complete": True}, False), ({"rebuilt": True}, True), ({"rebuilt": True, "complete": True}, False)],
+    ("complete", "recovered", "partial"),
+    [(False, False, False), (True, False, False), (False, True, True), (True, True, False)],
 )
-def test_only_a_rebuilt_record_without_edits_is_partial(doc: Any, partial: bool) -> None:
-    assert record(doc=doc).partial is partial
+def test_only_a_recovered_record_without_edits_is_partial(complete: bool, recovered: bool, partial: bool) -> None:
+    assert record(complete=complete, recovered=recovered).partial is partial
 
 
 def test_the_driver_gets_its_claim_as_it_was_prepared() -> None:
     devices = [DEVICE | {"shareID": "s", "adminAccess": True, "data": {"n": 1}}, {"pool": "p", "device": "e"}]
-    claim = record(doc={"devices": devices, "complete": True}).prepared_claim("b")
+    claim = record(devices=devices, complete=True).prepared_claim("b")
     assert (claim.namespace, claim.name, claim.uid, claim.complete, claim.same_boot) == ("ns", "c", "u", True, True)
     device_fields = [(d.request, d.pool, d.name, d.share_id, d.admin_access, d.data) for d in claim.devices]
     assert device_fields == [("r", "p", "d", "s", True, {"n": 1}), ("", "p", "e", None, False, None)]
-    empty_claim = record(doc={"devices": []}).prepared_claim("another boot")
+    empty_claim = record(devices=[]).prepared_claim("another boot")
     assert (empty_claim.complete, empty_claim.same_boot, list(empty_claim.devices)) == (False, False, [])
-    assert (record().attempts, record().owner, record().error, record().steps) == (0, "", "", [])
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(5, 5.0), (-7.5, -7.5), (1e12, None), (-1e12, None), (None, None), ("5", None)]
-)
-def test_the_time_of_a_retry_is_a_number_of_possible_size(value: Any, expected: float | None) -> None:
-    assert record(doc={"retryAt": value}).retry_at == expected
+    assert (record().attempts, record().owner, record().error, record().undo) == (0, "", "", [])
 
 
 def test_messages_name_a_claim_by_namespace_name_and_uid() -> None:
@@ -219,15 +272,3 @@ def test_messages_name_a_claim_by_namespace_name_and_uid() -> None:
     assert len(UnreadableRecord("u", "", {"namespace": "n" * 254, "name": "c"}).shown) < 254 + len("/c (UID u)")
     assert shown_key("a\n\tb\x1b").isprintable()
     assert request_names(["b/x", "a", "", "b/y"]) == ["a", "b"]
-
-
-def test_a_record_in_flight_is_kept_unchanged() -> None:
-    records, stored = InFlightRecords(), record(doc={"devices": [DEVICE]})
-    records.put(stored)
-    stored.doc["undo"] = [STEP]
-    stored.state = State.UNPREPARING
-    (kept_record,) = records.records()
-    assert (kept_record.state, kept_record.steps) == (State.PREPARED, [])
-    records.drop("u")
-    records.drop("u")
-    assert records.records() == []

@@ -1,18 +1,21 @@
-"""The journal is removed, or lost with all files. The devices in the records of another instance or of the driver are
-not allocated twice.
+"""Records that are removed, replaced or damaged: no claim is lost, and no device gets a second claim. The sources are the
+memory of the instances, the notes and the driver.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,69 +24,62 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, RecordStore, State, recovery
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.holders import HeldByError
-from dra_kubeletplugin.claims.record import SUPERSEDED
-from dra_kubeletplugin.claims.store import journal
-from dra_kubeletplugin.claims.store.records import RECOVER, Records
-from dra_kubeletplugin.errors import (
-    DeviceHeldError,
-    DraError,
-    DriverError,
-    HardwareUnknownError,
-    RecordsBusyError,
-    RecordsError,
-)
+from dra_kubeletplugin.claims.store import files, folder
+from dra_kubeletplugin.claims.store.files import RecordFiles
+from dra_kubeletplugin.claims.store.offline import forget
+from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER, Records, file_name
+from dra_kubeletplugin.claims.store.store import Mode
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError, RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
-    JOURNAL,
+    RECORDS,
+    damage_file,
     insert,
     instance,
+    kill,
     make_record,
     make_record_with_file,
     open_store,
+    remove_records,
 )
 from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
-# --- a removed file while two instances write -------------------------------------------------------
-
-
 def remove(folder: Path) -> None:
-    (folder / JOURNAL).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        remove_records(folder / RECORDS)
+
+
+# --- damage while two processes write -----------------------------------------------------------------
 
 
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
+from dra_kubeletplugin.claims import State
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.helpers.crash.record_stores import insert, make_record, open_store
+from tests.helpers.crash.record_stores import make_record, open_store
 
 async def main():
-    store, name = open_store(Path(sys.argv[1])), sys.argv[2]
+    store = open_store(Path(sys.argv[1]))
     await store.all()
     print(json.dumps("ready"), flush=True)
     loop = asyncio.get_running_loop()
-
-    async def look():
-        while True:
-            await asyncio.sleep(0.05)  # as a plugin does, which has more time
-            await store.check_file()
-
-    looking = asyncio.create_task(look())
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        trial = line.strip()
         got = []
-        for i in range(6):
+        for device in json.loads(line):
             try:
-                await insert(store, make_record(f"{name}-{trial}-{i}", f"d-{trial}-{i}"))
-                got.append(i)
+                record = make_record(f"{sys.argv[2]}-{device}", device, State.PREPARING, store.folder.process.id)
+                # A write that seemed to fail may have succeeded.
+                await store.do(lambda records: records.read(record.uid) or records.insert(record))
+                got.append(device)
             except (DeviceHeldError, RecordsError):
                 pass
+        await store.check_files()
         print(json.dumps(got), flush=True)
-    looking.cancel()
     await store.close()
 
 asyncio.run(main())
@@ -91,7 +87,7 @@ asyncio.run(main())
 
 
 class Worker:
-    """An instance in a separate process, which tries to get six devices in each trial."""
+    """An instance in a separate process, which tries to get devices."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -106,9 +102,9 @@ class Worker:
         assert await worker.result() == "ready"
         return worker
 
-    def start_trial(self, trial: int) -> None:
+    def request(self, devices: list[str]) -> None:
         assert self.process.stdin
-        self.process.stdin.write(f"{trial}\n".encode())
+        self.process.stdin.write(json.dumps(devices).encode() + b"\n")
 
     async def result(self) -> Any:
         assert self.process.stdout
@@ -121,59 +117,59 @@ class Worker:
         await self.process.wait()
 
 
-def damage(path: Path, trial: int) -> None:
-    """Removes, replaces or overwrites the file.
-
-    A file that is cut between the write of one instance and the next read of the other instance loses records that only
-    the file contained.
-    """
+def damage(folder: Path, trial: int) -> None:
+    """Removes or replaces the folder, or removes or overwrites some of its files."""
     chance = random.Random(trial)
-    match chance.choice(["replaced", "removed", "overwritten"]):
-        case "replaced":
-            (path.parent / "garbage").write_bytes(chance.randbytes(chance.choice([0, 9, 8192])))
-            (path.parent / "garbage").rename(path)
-        case "removed":
-            remove(path.parent)
-        case "overwritten":
-            with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-                file.write(chance.randbytes(100))
+    match chance.choice(["folder removed", "folder replaced", "removed", "overwritten", "truncated"]):
+        case "folder removed":
+            remove(folder)
+        case "folder replaced":
+            (folder / "other").mkdir()
+            (folder / "other" / NODE_FILE).write_bytes(chance.randbytes(chance.choice([0, 9, 8192])))
+            remove(folder)
+            with contextlib.suppress(OSError):  # an instance was faster
+                (folder / "other").rename(folder / RECORDS)
+            shutil.rmtree(folder / "other", ignore_errors=True)
+        case change:
+            files = sorted((folder / RECORDS).glob("[!.]*.json"))
+            for file in chance.sample(files, min(5, len(files))):
+                if change == "removed":
+                    file.unlink(missing_ok=True)
+                elif file.exists():
+                    os.truncate(file, 20) if change == "truncated" else file.write_bytes(chance.randbytes(100))
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(
-    "damage_file",
-    [lambda path, _: remove(path.parent), damage],
-    ids=["removed", "anything"],
-)
-async def test_a_file_removed_while_two_instances_write_allocates_no_device_twice(
-    tmp_path: Path, damage_file: Callable[[Path, int], None]
-) -> None:
-    workers = [await Worker.start(tmp_path, name) for name in ("a", "b")]
-    path = tmp_path / "records.journal"
-    instance_of_device: dict[str, str] = {}
+async def test_damage_while_two_instances_write_loses_no_claim_of_either(tmp_path: Path) -> None:
+    """Each instance also requests the devices that the other one got before the damage, and never gets them."""
+    names = "ab"
+    workers = {name: await Worker.start(tmp_path, name) for name in names}
+    holders: dict[str, str] = {}
     try:
         for trial in range(30):
-            for worker in workers:
-                worker.start_trial(trial)
+            devices = {name: [f"d-{trial}-{name}-{i}" for i in range(6)] for name in names}
+            for worker in (*workers.values(), *workers.values()):
+                worker.request([])  # it repairs its files, and then reads the repairs of the other
+                await worker.result()
+            before = [d for d in holders if d.startswith(f"d-{trial - 1}-")]
+            for name, worker in workers.items():
+                worker.request(devices[name] + [d for d in before if holders[d] != name])
             await asyncio.sleep(0.0005 * (trial % 12))
-            damage_file(path, trial)
-            for name, worker in zip("ab", workers, strict=True):
-                for i in await worker.result():
-                    device = f"d-{trial}-{i}"
-                    assert device not in instance_of_device, (
-                        f"{device} is allocated to {instance_of_device[device]} and to {name}"
-                    )
-                    instance_of_device[device] = name
+            damage(tmp_path, trial)
+            for name, worker in workers.items():
+                for device in await worker.result():
+                    assert device not in holders, f"{device} of {holders[device]} is allocated to {name}"
+                    holders[device] = name
     finally:
-        for worker in workers:
+        for worker in workers.values():
             await worker.stop()
-    assert len(instance_of_device) > 150
+    assert len(holders) > 150
     async with instance(tmp_path) as store:
-        recorded = {r.devices[0]["device"]: r.uid[0] for r in await store.all()}
-    assert {d: n for d, n in recorded.items() if d in instance_of_device} == instance_of_device
+        recorded = {r.devices[0]["device"]: (r.uid[0], str(r.state)) for r in await store.all()}
+    assert recorded == {device: (name, "Preparing") for device, name in holders.items()}
 
 
-# --- a file that is removed more than once ----------------------------------------------------------
+# --- a folder that is removed or replaced ---------------------------------------------------------------
 
 
 async def finish_recovery(store: RecordStore) -> None:
@@ -181,51 +177,43 @@ async def finish_recovery(store: RecordStore) -> None:
     await store.do(lambda records: records.clear_meta(RECOVER))
 
 
-async def kill(store: RecordStore) -> None:
-    """Stops all writes and closes the files, as after SIGKILL."""
-    await store._batcher.close(5)
-    store.journal.drop()
-    store.journal.process.release()
-
-
-async def test_an_instance_with_older_records_never_replaces_a_newer_file(
-    tmp_path: Path,
-) -> None:
-    async with instance(tmp_path, wait=0.1) as active, instance(tmp_path, wait=0.1) as idle:
-        await active.all()
-        await idle.all()
-        for device in ("d-0", "d-1", "d-2"):  # however often the file is removed
-            remove(tmp_path)
-            await insert(active, make_record(f"u-{device}", device))
-        remove(tmp_path)
-        with pytest.raises(RecordsBusyError, match=f"process {os.getpid()} of the plugin, which has it open"):
-            await insert(idle, make_record("thief", "d-2"))
-        async with instance(tmp_path, wait=0.1) as new_instance:
-            with pytest.raises(RecordsBusyError, match="which has it open"):
-                await new_instance.all()
-            await active.check_file()
-            for store in (idle, new_instance):
-                with pytest.raises(DeviceHeldError):
-                    await insert(store, make_record("thief", "d-2"))
-                assert len(await store.all()) == 3
-
-
-async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path: Path) -> None:
+async def test_a_folder_that_is_removed_again_and_again_has_the_records_of_all_instances(tmp_path: Path) -> None:
     async with instance(tmp_path) as first, instance(tmp_path) as second:
-        stores = [first, second]
         for i in range(6):
+            await finish_recovery(first)
             await asyncio.gather(first.all(), second.all())
             remove(tmp_path)
-            await insert(stores[i % 2], make_record(f"u-{i}", f"d-{i}"))
+            await insert((first, second)[i % 2], make_record(f"u-{i}", f"d-{i}", State.PREPARING))
+            assert await first.recovering()
         assert len(await first.all()) == len(await second.all()) == 6
 
 
-@pytest.mark.parametrize("file", ["gone", "there"])
-async def test_records_of_a_dead_instance_are_rebuilt_from_notes_and_the_driver_and_replace_an_outdated_copy(
-    tmp_path: Path, file: str
+async def test_an_instance_with_older_records_writes_them_again_and_the_other_one_adds_the_newer(
+    tmp_path: Path,
 ) -> None:
-    """The newest file is missing, and its instance is dead. The remaining older copy contains claims that have ended
-    since.
+    async with instance(tmp_path) as active, instance(tmp_path) as idle:
+        await insert(active, make_record("known", "d-9", State.PREPARING))
+        await idle.all()
+        for device in ("d-0", "d-1", "d-2"):
+            remove(tmp_path)
+            await insert(active, make_record(f"u-{device}", device, State.PREPARING))
+        remove(tmp_path)
+        assert {r.uid for r in await idle.all()} == {"known"}
+        assert await idle.recovering(), "until recover() has returned, no new claim is prepared"
+        await active.check_files()
+        async with instance(tmp_path) as new_instance:
+            for store in (idle, new_instance, active):
+                assert len(await store.all()) == 4
+                with pytest.raises(DeviceHeldError):
+                    await insert(store, make_record("thief", "d-2"))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_records_of_a_dead_instance_are_restored_from_notes_and_older_memory(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    """The folder is lost, and the instance with the newest records is dead. The memory of the other one has claims that have
+    ended since.
     """
     async with instance(tmp_path) as idle:
         active = open_store(tmp_path)
@@ -237,133 +225,269 @@ async def test_records_of_a_dead_instance_are_rebuilt_from_notes_and_the_driver_
         for record in (ended_record, changed_record, kept_record, unfinished):
             await insert(active, record)
         await idle.all()
-        remove(tmp_path)
         specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
         for record in (ended_record, changed_record):
-            assert await active.do(lambda records, fence=record.fence: records.delete(fence))
             specs.remove_note(record.uid)
+            assert await active.do(lambda records, fence=record.fence: records.delete(fence))
         for uid, device in (("new", "d-0"), ("c", "d-5")):
             await insert(active, make_record_with_file(tmp_path, uid, device))
         await kill(active)
         remove(tmp_path)
-        if file == "there":  # another process without these records has created a file
-            (tmp_path / JOURNAL).write_bytes(b"garbage" * 1000)
-        assert {r.uid: r.devices[0]["device"] for r in await idle.all()} == {
-            "new": "d-0", "e": "d-0", "c": "d-5", "k": "d-2", "p": "d-3",
-        }, "the end of a claim may be lost, and its device is held until the claim is unprepared again"  # fmt: skip
+        if is_replaced:
+            (tmp_path / RECORDS).mkdir()
+            (tmp_path / RECORDS / NODE_FILE).write_bytes(b"garbage" * 1000)
+        devices = {r.uid: r.devices[0]["device"] for r in await idle.all()}
+        assert devices == {"new": "d-0", "e": "d-0", "c": "d-5", "k": "d-2", "p": "d-3"}, (
+            "the end of a claim may be lost, and its device is held until the claim is unprepared again"
+        )
+        assert {r.uid for r in await idle.all() if r.superseded} == {"e"}
         assert await idle.recovering()
 
 
-@pytest.mark.parametrize("step", ["write_new", "rename"])
-async def test_a_copy_that_cannot_be_renamed_loses_nothing_and_the_next_copy_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fails(*_: Any) -> Any:
+async def test_a_repair_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     async with instance(tmp_path) as first, instance(tmp_path) as second:
-        await insert(first, make_record("a", "d-0"))
+        await insert(first, make_record("a", "d-0", State.PREPARING))
         await second.all()
-        remove(tmp_path)
-        with monkeypatch.context() as patch:
-            patch.setattr(*((journal, step) if step == "write_new" else (Path, step)), fails)
-            with pytest.raises(RecordsError, match="the disk is full"):
-                await insert(first, make_record("b", "d-1"))
+        for step in ("write_temporary", "keep_synced"):
+            remove(tmp_path)
+            with monkeypatch.context() as patch:
+                patch.setattr(RecordFiles, step, fails)
+                with pytest.raises(RecordsError, match="the disk is full"):
+                    await insert(first, make_record("b", "d-1"))
         await insert(second, make_record("c", "d-2"))
         assert {r.uid for r in await first.all()} == {"a", "c"}
 
 
-@pytest.mark.parametrize("note, superseded", [(1.0, True), (2e9, False)])
-async def test_a_rebuilt_claim_whose_device_belongs_to_a_newer_claim_is_rolled_back_without_the_driver(
-    tmp_path: Path, note: float, superseded: bool
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_a_claim_from_a_backup_whose_device_belongs_to_another_claim_is_rolled_back_without_the_driver(
+    tmp_path: Path, is_older: bool
 ) -> None:
-    async with instance(tmp_path) as store:
-        await finish_recovery(store)
-        await insert(store, make_record_with_file(tmp_path, "recorded", "d-0"))
-    older = make_record("noted", "d-0")
-    older.created = note
-    ClaimSpecs(tmp_path / "cdi", DRIVER).write_note("noted", note_of(older))
-    async with instance(tmp_path) as store:
-        is_superseded = {r.uid: bool(r.doc.get(SUPERSEDED)) for r in await store.all()}
-        assert is_superseded == {"noted": superseded, "recorded": False}
-        with pytest.raises(HeldByError):
-            await insert(store, make_record("thief", "d-0"))
-
-
-async def test_the_newest_of_rebuilt_claims_with_one_device_is_rolled_back_by_the_driver(tmp_path: Path) -> None:
-    for i, uid in enumerate(("b", "c", "a")):
-        record = make_record(uid, "d-0")
-        record.created = i
-        ClaimSpecs(tmp_path / "cdi", DRIVER).write_note(uid, note_of(record))
-    async with instance(tmp_path) as store:
-        is_superseded = {r.uid: bool(r.doc.get(SUPERSEDED)) for r in await store.all()}
-        assert is_superseded == {"a": False, "b": True, "c": True}
-
-
-async def test_two_claims_with_one_device_both_hold_it_if_the_end_of_one_is_lost(tmp_path: Path) -> None:
-    """The plugin is killed, and an older copy replaces the records."""
-    killed_manager = open_store(tmp_path)
-    await finish_recovery(killed_manager)
+    """The plugin is killed, and an older copy of the folder replaces the records: the end of a claim is lost."""
+    killed_store = open_store(tmp_path)
+    await finish_recovery(killed_store)
     specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
     ended_record, kept_record = (make_record_with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1")))
+    ended_record.created = 1.0 if is_older else 2e9
     for record in (ended_record, kept_record):
-        await insert(killed_manager, record)
-    copy = (tmp_path / JOURNAL).read_bytes()
-    await killed_manager.do(lambda records: records.delete(ended_record.fence))
+        await insert(killed_store, record)
+    shutil.copytree(tmp_path / RECORDS, tmp_path / "copy")
     specs.remove("ended")
     specs.remove_note("ended")
-    await insert(killed_manager, make_record_with_file(tmp_path, "later", "d-0"))
-    await kill(killed_manager)
-    (tmp_path / JOURNAL).write_bytes(copy)
+    await killed_store.do(lambda records: records.delete(ended_record.fence))
+    await insert(killed_store, make_record_with_file(tmp_path, "later", "d-0"))
+    await kill(killed_store)
+    remove(tmp_path)
+    (tmp_path / "copy").rename(tmp_path / RECORDS)
     async with instance(tmp_path) as store:
-        assert {r.uid for r in await store.all()} == {"ended", "later", "kept"}
+        assert {r.uid: r.superseded for r in await store.all()} == {"ended": True, "later": False, "kept": False}
         assert await store.recovering()
-        assert any("two claims have one device" in line for line in store.journal.report)
+        assert any("two claims have one device" in line for line in store.folder.report)
         for uid in ("ended", "later"):  # in either order, the device is free only after both
-            with pytest.raises(HeldByError):
+            with pytest.raises(DeviceHeldError):
                 await insert(store, make_record("thief", "d-0"))
+            specs.remove_note(uid)
             await store.do(lambda records, uid=uid: records.forget(uid))  # type: ignore[misc]
         await insert(store, make_record("new", "d-0"))
 
 
-@pytest.mark.parametrize("size", [0, 9, 8192])
-async def test_a_file_that_replaces_a_file_in_use_is_set_aside_and_never_read(tmp_path: Path, size: int) -> None:
-    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
-        for i in range(40):
-            await insert(first, make_record(f"u-{i}", f"d-{i}"))
-        (tmp_path / "garbage").write_bytes(os.urandom(size))
-        (tmp_path / "garbage").rename(tmp_path / JOURNAL)
-        with pytest.raises(RecordsBusyError):
-            await second.all()
-        await first.check_file()
-        assert len(await second.all()) == 40
-        (damaged_file,) = tmp_path.glob("*.damaged-*")
-        assert damaged_file.stat().st_size == size
-
-
-async def test_a_file_that_is_removed_during_a_write_is_written_again_with_this_write(tmp_path: Path) -> None:
+async def test_of_lost_claims_with_one_device_the_oldest_keeps_it(tmp_path: Path) -> None:
+    for i, uid in enumerate(("b", "c", "a")):
+        record = make_record(uid, "d-0")
+        record.created = i + 1.0
+        ClaimSpecs(tmp_path / "cdi", DRIVER).write_note(uid, note_of(record))
     async with instance(tmp_path) as store:
-        await store.all()
+        assert {r.uid: r.superseded for r in await store.all()} == {"a": True, "b": False, "c": True}
+        with pytest.raises(DeviceHeldError):
+            await insert(store, make_record("thief", "d-0"))
 
-        def insert_and_remove_file(records: Records) -> None:
+
+async def test_a_folder_that_is_removed_during_a_write_is_written_again_with_this_write(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("before", "d-1"))
+
+        removals = [remove]
+
+        def insert_and_remove_folder(records: Records) -> None:
             records.insert(make_record("a", "d-0"))
-            remove(tmp_path)
+            while removals:
+                removals.pop()(tmp_path)
 
-        await store.do(insert_and_remove_file)
+        await store.do(insert_and_remove_folder)
         async with instance(tmp_path) as other_instance:
-            assert [r.uid for r in await other_instance.all()] == ["a"]
+            assert {r.uid for r in await other_instance.all()} == {"before", "a"}
 
 
-async def test_an_instance_does_not_wait_for_a_closed_instance(tmp_path: Path) -> None:
-    async with instance(tmp_path, wait=0.1) as closing, instance(tmp_path, wait=0.1) as remaining:
-        await finish_recovery(remaining)
-        await closing.all()
-        remove(tmp_path)
-        await insert(closing, make_record("a", "d-0"))
-        await closing.close()
-        remove(tmp_path)
-        await insert(remaining, make_record("b", "d-1"))
-        assert await remaining.recovering()
+class TwoInstances:
+    """Two instances on one folder, without event loop. ``holders`` contains the instance that got a device."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.stores = {name: open_store(folder, wait=0.01) for name in "ab"}
+        self.holders: dict[str, str] = {}
+
+    def add(self, name: str, device: str) -> None:
+        """Makes an instance request a device. The result may be that the records are busy, or that the device is held."""
+        store = self.stores[name]
+        record = make_record(f"{name}-{device}", device, State.PREPARING, store.folder.process.id)
+        (result,) = store._work([(lambda records: records.read(record.uid) or records.insert(record), Mode.WRITE)])
+        if not isinstance(result, RecordsError | DeviceHeldError):
+            assert result is None or isinstance(result, Record), result
+            assert self.holders.setdefault(device, name) == name, f"{device} has two holders"
+
+    def check(self) -> None:
+        """Asserts that each instance has the claims of both after each has checked its files."""
+        for name in "aba":
+            self.stores[name].folder.check()
+        for name, device in itertools.product("ab", list(self.holders)):
+            self.add(name, device)
+        for name, store in self.stores.items():
+            self.add(name, f"d-{name}")
+            store.folder.check()
+        for store in self.stores.values():
+            store.folder.check()
+            held = {hold.device: hold.uid[0] for s in store.folder.records.stored().values() for hold in s.holds}
+            assert held == self.holders
+        assert {"d-a", "d-b"} <= self.holders.keys()
+
+    def end(self) -> None:
+        for store in self.stores.values():
+            store.folder.close()
+            store.folder.process.release()
+
+
+def before_line(number: int, action: Callable[[], object]) -> Callable[..., Any]:
+    """Returns a trace function that calls ``action`` before the ``number``-th new line of the store is executed."""
+    executed: set[tuple[str, int]] = set()
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in executed:
+            executed.add(line)
+            if len(executed) == number:
+                sys.settrace(None)
+                action()
+        return count
+
+    return lambda frame, *_: count if frame.f_code.co_filename in {files.__file__, folder.__file__} else None
+
+
+DAMAGES_OF_FOLDER: dict[str, Callable[[TwoInstances], object]] = {
+    "removed": lambda both: remove(both.folder),
+    "replaced": lambda both: (remove(both.folder), (both.folder / RECORDS).mkdir()),
+    "metadata removed": lambda both: (both.folder / RECORDS / NODE_FILE).unlink(missing_ok=True),
+    "overwritten": lambda both: [file.write_bytes(b"garbage") for file in (both.folder / RECORDS).glob("[!.]*.json")],
+    "the other writes": lambda both: both.add("b", "d-2"),
+    "the other ends": lambda both: both.stores["b"].folder.process.release(),
+}
+
+
+@pytest.mark.crash
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("then", DAMAGES_OF_FOLDER)
+@pytest.mark.parametrize("first", list(DAMAGES_OF_FOLDER)[:4])
+def test_damage_before_any_line_of_a_repair_loses_no_claim(
+    tmp_path: Path, first: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
+    for number in itertools.count(1):
+        both, reached = TwoInstances(tmp_path / str(number)), list[int]()
+        try:
+            both.add("a", "d-0")
+            both.add("b", "d-1")
+            both.stores["a"].folder.check()
+            DAMAGES_OF_FOLDER[first](both)
+            tracer = sys.gettrace()
+            sys.settrace(before_line(number, lambda: (reached.append(number), DAMAGES_OF_FOLDER[then](both))))  # noqa: B023
+            both.add("a", "d-3")
+            sys.settrace(tracer)
+            if not reached:
+                assert number > 50
+                return
+            if then == "the other ends":
+                both.stores["b"].folder.process.acquire()
+            both.check()
+        finally:
+            both.end()
+
+
+# --- a file that is removed or damaged --------------------------------------------------------------------
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "removed": Path.unlink,
+    "emptied": lambda file: os.truncate(file, 0),
+    "cut": lambda file: os.truncate(file, 50),
+    "garbage": lambda file: file.write_bytes(os.urandom(1000)),
+    "another claim": lambda file: file.write_bytes((file.parent / file_name("other")).read_bytes()),
+}
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("damage_one", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_file_is_written_again_from_memory_or_from_the_note(
+    tmp_path: Path, damage_one: Callable[[Path], object], is_running: bool
+) -> None:
+    file = tmp_path / RECORDS / file_name("a")
+    store = open_store(tmp_path)
+    await finish_recovery(store)
+    record = make_record_with_file(tmp_path, "a", "d-0", undo=[{"step": "s", "data": {}}])
+    await insert(store, record)
+    await insert(store, make_record("other", "d-1"))
+    content = file.read_bytes()
+    if is_running:
+        damage_one(file)
+        await store.check_files()
+        assert file.read_bytes() == content
+    await store.close()
+    store.folder.process.release()
+    damage_one(file)
+    async with instance(tmp_path) as next_store:
+        restored = await next_store.get("a")
+        assert isinstance(restored, Record)
+        assert (restored.devices, restored.undo, restored.state) == (record.devices, record.undo, State.PREPARED)
+        with pytest.raises(DeviceHeldError):
+            await insert(next_store, make_record("thief", "d-0"))
+        assert any("written again" in line for line in next_store.folder.report)
+        assert await next_store.recovering() or damage_one is not Path.unlink
+
+
+async def test_without_a_copy_no_claim_is_prepared_until_the_damaged_claim_is_forgotten(tmp_path: Path) -> None:
+    """The driver has no recover(), and the note could not be written."""
+
+    class PlainDriver(Driver):
+        name = DRIVER
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared() for d in claim.devices]
+
+        def unprepare(self, claim: PreparedClaim) -> None:
+            unprepared.append(claim.uid)
+
+    unprepared: list[str] = []
+    api = FakeApiServer()
+    lost_ref, new_ref = api.allocate("a", "a", "d-0", DRIVER), api.allocate("b", "b", "d-0", DRIVER)
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        assert not isinstance(await manager.prepare(lost_ref), DraError)
+        manager.claims.files.specs.remove_note("a")
+    damage_file(manager.settings.records_path, "a")
+    for _ in range(2):  # also after another start
+        async with running_manager(tmp_path, PlainDriver(), api) as manager:
+            assert isinstance(await manager.prepare(new_ref), HardwareUnknownError)
+            assert unprepared == [], "its pod may run"
+            (fault,) = await manager.claims.faults()
+            assert "when the pods of these claims are gone, run `dra claims forget UID`: a" in fault
+            assert any(
+                "the record of claim ?/? (UID a) cannot be read" in note for note in await manager.claims.notes()
+            )
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        forget(manager.settings.records_path, 1, "a", lambda: manager.claims.files.remove_all("a"))
+        assert await manager.claims.recovery.once()
+        assert not isinstance(await manager.prepare(new_ref), DraError)
 
 
 @pytest.mark.parametrize("edits", [{}, {"D": "0"}], ids=["without CDI edits", "with"])
@@ -381,7 +505,7 @@ async def test_a_prepared_claim_is_held_after_a_kill_and_a_loss_of_the_records_a
     await killed_manager.open()
     assert not isinstance(await killed_manager.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
     await kill(killed_manager.claims.store)
-    killed_manager.settings.records_path.unlink()
+    remove_records(killed_manager.settings.records_path)
     async with running_manager(tmp_path, EmptyDriver(), api) as restarted:
         assert isinstance(await restarted.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
 
@@ -419,15 +543,15 @@ def driver_returning(returned: Any) -> RecoveringDriver:
 
 
 async def lose_records(folder: Path, api: FakeApiServer) -> RunningManager:
-    """Prepares a claim without CDI edits and removes the journal and the claim's note while no plugin runs."""
+    """Prepares a claim without CDI edits and removes the records and the claim's note while no plugin runs."""
     async with running_manager(folder, RecoveringDriver(), api) as first_manager:
         assert not isinstance(await first_manager.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
-    first_manager.settings.records_path.unlink()
+    remove_records(first_manager.settings.records_path)
     first_manager.claims.files.specs.remove_note("a")
     return first_manager
 
 
-async def test_after_the_loss_of_the_journal_the_driver_recovers_its_claims_also_without_cdi_edits(
+async def test_after_the_loss_of_the_records_the_driver_recovers_its_claims_also_without_cdi_edits(
     tmp_path: Path,
 ) -> None:
     api = FakeApiServer()
@@ -441,25 +565,10 @@ async def test_after_the_loss_of_the_journal_the_driver_recovers_its_claims_also
         assert await restarted.records() == {}
 
 
-async def test_a_conflicting_recovered_claim_is_reported_and_does_not_stop_other_claims(tmp_path: Path) -> None:
-    returned = [
-        recovered_claim("a", prepared_device("d-0")),
-        recovered_claim("thief", prepared_device("d-0")),
-        recovered_claim("c", prepared_device("d-2")),
-    ]
-    async with running_manager(tmp_path, driver_returning(returned)) as restarted:
-        assert await restarted.records() == {"a": "Prepared", "c": "Prepared"}
-        assert any(
-            "thief was reported by the driver and is not recorded: device d-0" in n
-            for n in await restarted.claims.notes()
-        )
-        assert await restarted.claims.faults() == []
-
-
 async def test_a_claim_that_only_the_hardware_has_is_rolled_back_before_its_device_is_prepared_again(
     tmp_path: Path,
 ) -> None:
-    """The journal was lost, with the end of one claim and the beginning of another."""
+    """The records were lost, with the end of one claim and the beginning of another."""
 
     class RecordingDriver(RecoveringDriver):
         def __init__(self) -> None:
@@ -492,36 +601,7 @@ async def test_a_claim_that_only_the_hardware_has_is_rolled_back_before_its_devi
         assert driver.calls[2:] == ["prepare begun"]
 
 
-async def test_recovered_admin_access_holds_nothing_and_conflicts_with_no_claim(tmp_path: Path) -> None:
-    returned = [
-        recovered_claim("a", prepared_device("d-0")),
-        recovered_claim("admin", prepared_device("d-0", admin_access=True)),
-    ]
-    async with running_manager(tmp_path, driver_returning(returned)) as restarted:
-        assert await restarted.records() == {"a": "Prepared", "admin": "Prepared"}
-        record = await restarted.claims.store.get("admin")
-        assert isinstance(record, Record)
-        assert record.holds() == []
-        assert record.prepared_claim("boot").devices[0].admin_access
-
-
-WRONG: dict[str, Any] = {
-    "no list": 5,
-    "no claims": [5],
-    "no UID": [recovered_claim("")],
-    "a UID that is a number": [recovered_claim(5)],  # type: ignore[arg-type]
-    "a UID that is no text": [recovered_claim("\ud800")],
-    "a UID with a NUL": [recovered_claim("a\0b")],
-    "a namespace that is nothing": [recovered_claim("u", namespace=None)],
-    "devices that are nothing": [RecoveredClaim(uid="u", devices=None)],  # type: ignore[arg-type]
-    "devices of another kind": [recovered_claim("u", "d-0")],  # type: ignore[arg-type]
-    "a device without a name": [recovered_claim("u", prepared_device(None))],  # type: ignore[arg-type]
-    "a share that is a number": [recovered_claim("u", prepared_device("d-0", share_id=7))],
-    "data that is no JSON": [recovered_claim("u", prepared_device("d-0", data=object()))],
-    "data that is no text": [recovered_claim("u", prepared_device("d-0", data={"x": "\ud800"}))],
-    "an exception": RuntimeError("\ud800"),
-    "an end": SystemExit(3),
-}
+WRONG: dict[str, Any] = {"no list": 5, "an exception": RuntimeError("\ud800"), "an end": SystemExit(3)}
 
 
 @pytest.mark.parametrize("returned", WRONG.values(), ids=WRONG)
@@ -566,7 +646,7 @@ async def test_recover_is_called_for_another_instance_that_died_before_its_call(
     ) as manager:
         recovery_task = asyncio.create_task(manager.claims.background()["recovery"]())  # type: ignore[arg-type]
         await manager.claims.store.do(lambda records: records.forget("a"))
-        other_store = open_store(manager.settings.plugin_dir, in_flight=manager.claims.store.journal.in_flight)
+        other_store = open_store(manager.settings.plugin_dir)
         await other_store.do(lambda records: records.set_meta(RECOVER, "pending"))
         await kill(other_store)
 
@@ -627,7 +707,7 @@ async def test_a_claim_that_is_unprepared_before_the_driver_reports_it_is_not_he
         async with running_manager(tmp_path, RecoveringDriver(), api) as first_manager:
             await first_manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
             await wait_until(lambda: first_manager.claims.files.specs.note_path("a").exists())
-        first_manager.settings.records_path.write_bytes(b"")
+        remove_records(first_manager.settings.records_path)
     else:
         await lose_records(tmp_path, api)
     driver = driver_returning(DriverError("not yet"))

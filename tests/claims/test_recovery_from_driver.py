@@ -14,13 +14,12 @@ import pytest
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims import recovery as module
-from dra_kubeletplugin.claims.record import SUPERSEDED
 from dra_kubeletplugin.claims.recovery import Recovery
 from dra_kubeletplugin.claims.store.records import RECOVER
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, append_body, insert, instance, make_record
+from tests.helpers.crash.record_stores import BOOT, DRIVER, insert, instance, make_record, write_body
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -77,7 +76,7 @@ async def test_the_undo_steps_of_a_recovered_claim_are_recorded(store: RecordSto
     step = ("board", {"board": "b-0"})
     driver.claims = [RecoveredClaim(uid="new", devices=[device()], undo_steps=[step])]
     assert await recovery(store, driver).once() is True
-    assert (await record(store, "new")).steps == [{"step": "board", "data": {"board": "b-0"}}]
+    assert (await record(store, "new")).undo == [{"step": "board", "data": {"board": "b-0"}}]
 
 
 @pytest.mark.parametrize("steps", [5, ["board"], [("board", 5)], [(5, {})], [("board", {"x": object()})]])
@@ -122,15 +121,11 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
         "ns",
         "c",
     )
-    assert new_record.doc == {
-        "devices": [
-            {"request": "r", "pool": "node", "device": "d-0", "shareID": "s", "data": {"n": 1}},
-            {"request": "r", "pool": "node", "device": "d-1"},
-        ],
-        "cdi": None,
-        "complete": False,
-        "rebuilt": True,
-    }
+    assert new_record.devices == [
+        {"request": "r", "pool": "node", "device": "d-0", "shareID": "s", "data": {"n": 1}},
+        {"request": "r", "pool": "node", "device": "d-1"},
+    ]
+    assert new_record.partial and new_record.cdi is None
     assert ended_record.state is State.UNPREPARING
     assert ended_record.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
     assert await store.get("late") is None
@@ -146,11 +141,11 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
 
 async def test_a_record_from_a_file_gets_its_missing_fields_and_other_records_are_unchanged(store: RecordStore) -> None:
     await pending(store)
-    lacking = make_record("file", "d-0", rebuilt=True, more="kept")
+    lacking = make_record("file", "d-0", recovered=True)
     lacking.namespace = lacking.name = ""
     lacking.devices[0]["request"] = ""
-    lacking.doc["devices"].append({"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}})
-    lacking.doc["devices"].append({"pool": "node", "device": "d-9"})
+    lacking.devices.append({"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}})
+    lacking.devices.append({"pool": "node", "device": "d-9"})
     await insert(store, lacking)
     await insert(store, make_record("right", "d-5"))
     driver = RecoveringDriver()
@@ -168,7 +163,7 @@ async def test_a_record_from_a_file_gets_its_missing_fields_and_other_records_ar
         {"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}},
         {"pool": "node", "device": "d-9"},
     ]
-    assert (file_record.namespace, file_record.name, file_record.doc["more"]) == ("ns", "c", "kept")
+    assert (file_record.namespace, file_record.name) == ("ns", "c")
     assert (unchanged_record.namespace, unchanged_record.name, "data" in unchanged_record.devices[0]) == (
         "ns",
         "name-right",
@@ -183,12 +178,12 @@ async def test_a_superseded_claim_that_is_still_in_hardware_is_rolled_back_by_th
     driver = RecoveringDriver()
     driver.claims = [claim("u", [device()])]
     assert await recovery(store, driver).once()
-    assert not (await record(store, "u")).doc.get(SUPERSEDED)
+    assert not (await record(store, "u")).superseded
 
 
 async def test_a_claim_whose_record_cannot_be_read_is_reported_and_unchanged(store: RecordStore) -> None:
     await pending(store)
-    append_body(store.path, make_record("odd", "d-0"), b"{")
+    write_body(store.path, make_record("odd", "d-0"), b"{")
     driver = RecoveringDriver()
     driver.claims = [claim("odd", [device("d-0")]), claim("new", [device("d-1")])]
     recovered = recovery(store, driver)
@@ -218,6 +213,13 @@ INVALID = object()
         ([claim("u", [device()], namespace="\n")], "namespace is not printable text"),
         ([claim("u", [device()], name=cast(Any, None))], "name is not printable text"),
         ([claim("\x1b", [device()])], "uid is not printable text"),
+        ([claim("\ud800", [device()])], "uid is not printable text"),
+        ([claim("a\0b", [device()])], "uid is not printable text"),
+        ([claim(cast(Any, 5), [device()])], "uid is not printable text"),
+        ([claim("u", None)], "not RecoveredClaim with a list"),
+        ([claim("u", [device(share_id=7)])], "share_id of a device is not printable text"),
+        ([claim("u", [device(data=object())])], "device d-0: "),
+        ([claim("u", [device(data={"x": "\ud800"})])], "device d-0: "),
         (DraError("hardware is away"), "hardware is away"),
     ],
 )

@@ -15,29 +15,29 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.driver import REPAIR_POINTS
 from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
-from tests.helpers.crash.record_stores import lose_bodies
+from tests.helpers.crash.record_stores import remove_records
 
 pytestmark = pytest.mark.crash
 
 
-def journal_path(b: NodeHarness) -> Path:
-    return b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
+def overwrite(b: NodeHarness) -> None:
+    for path in b.records_path.glob("*.json"):
+        path.write_bytes(os.urandom(8192))
 
 
-def overwrite(path: Path) -> None:
-    path.write_bytes(os.urandom(8192))
+def remove(b: NodeHarness) -> None:
+    remove_records(b.records_path)
 
 
-def remove_bodies(path: Path) -> None:
-    lose_bodies(path, "doc")
-
-
-def remove(path: Path) -> None:
-    path.unlink()
+def remove_one_and_overwrite_one_without_a_note(b: NodeHarness) -> None:
+    first, second = sorted(b.records())
+    (b.records_path / f"{first}.json").unlink()
+    (b.records_path / f"{second}.json").write_bytes(os.urandom(8192))
+    for note in b.node.cdi_root.glob(f".*{second}.record"):
+        note.unlink()
 
 
 async def hold_two(b: NodeHarness) -> None:
-    """Starts two pods. The claim of one pod has no CDI edits, so only its record and the driver contain it."""
     await b.start()
     for name in ("first", "second"):
         await b.apply_pod(name)
@@ -57,7 +57,6 @@ async def check_claims(b: NodeHarness) -> None:
     for name in ("first", "second", "third"):
         await b.cluster.delete_pod(name)
     await b.until("all devices to be free", b.is_empty)
-    await b.until("the repair to be complete", lambda: not b.repair_files())
 
 
 def is_quiet(b: NodeHarness) -> bool:
@@ -68,13 +67,13 @@ def is_quiet(b: NodeHarness) -> bool:
     return True
 
 
-@pytest.mark.parametrize("damage", [overwrite, remove])
-async def test_a_journal_that_is_lost_while_the_plugin_is_stopped_loses_no_claim(
-    tmp_path: Path, damage: Callable[[Path], None]
+@pytest.mark.parametrize("damage", [overwrite, remove, remove_one_and_overwrite_one_without_a_note])
+async def test_records_that_are_lost_while_the_plugin_is_stopped_lose_no_claim(
+    tmp_path: Path, damage: Callable[[NodeHarness], None]
 ) -> None:
     async with node_harness(tmp_path) as b:
         await hold_two(b)
-        damage(journal_path(b))
+        damage(b)
         await check_claims(b)
 
 
@@ -82,7 +81,7 @@ async def test_a_journal_that_is_lost_while_the_plugin_is_stopped_loses_no_claim
 async def test_a_kill_during_a_repair_loses_no_claim_and_allocates_no_device_twice(tmp_path: Path, point: str) -> None:
     async with node_harness(tmp_path) as b:
         await hold_two(b)
-        overwrite(journal_path(b))
+        remove_one_and_overwrite_one_without_a_note(b)
         await b.start(KILL_AT=point, ready=False)
         await b.died()
         await check_claims(b)
@@ -92,8 +91,8 @@ async def test_a_kill_during_a_repair_loses_no_claim_and_allocates_no_device_twi
 async def test_after_two_kills_during_a_repair_the_third_start_restores_every_claim(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await hold_two(b)
-        remove_bodies(journal_path(b))
-        for point in ("repair: after setting aside", "repair: before the name"):
+        remove_one_and_overwrite_one_without_a_note(b)
+        for point in ("repair: after setting aside", "repair: before renaming"):
             await b.start(KILL_AT=point, ready=False)
             await b.died()
         await check_claims(b)
@@ -110,7 +109,7 @@ async def test_after_a_kill_in_prepare_and_a_loss_of_the_records_the_pod_never_r
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
-        remove(journal_path(b))
+        remove(b)
         for note in b.node.cdi_root.iterdir():  # notes are written after the response
             note.unlink()
         await b.start()
@@ -136,7 +135,7 @@ async def test_no_claim_is_prepared_while_the_devices_in_use_are_unknown(tmp_pat
         await b.start(KILL_AT="prepare: between two steps of hardware")
         await b.apply_pod("pod")
         await b.died()
-        remove(journal_path(b))
+        remove(b)
         for note in b.node.cdi_root.iterdir():
             note.unlink()
         failure_file = b.faults / "recover-fails"

@@ -248,14 +248,6 @@ async def test_a_slice_or_device_must_be_for_this_node(
     assert bool(api.nodes_read) == ("matchExpressions" in str(nodes))
 
 
-async def test_the_scheduler_s_choice_is_accepted_if_the_node_may_not_be_read(tmp_path: Path) -> None:
-    api = FakeApiServer()
-    api.slices = [make_slice({"name": "f-0"}, **label_selector("rack", "r1"))]
-    api.forbidden = True
-    async with running_manager(tmp_path, FabricDriver(), api) as manager:
-        assert not isinstance(await manager.prepare(allocate_claim(api, "f-0")), DraError)
-
-
 async def test_a_new_label_of_the_node_is_used(tmp_path: Path) -> None:
     api = FakeApiServer()
     api.nodes = {"node": {}}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 
 RACK = {"key": "rack", "operator": "In", "values": ["r1"]}

@@ -19,14 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, PreparedClaim
-from dra_kubeletplugin.analysis.doctor.records import look
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimIdentity, State, reconcile, rollback_retries
-from dra_kubeletplugin.claims.record import Record
-from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
+from dra_kubeletplugin.claims import ClaimIdentity, reconcile, rollback_retries
+from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, RetryableError, UndoFailedError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
+from dra_tools.doctor.records import look
 from tests.claims.test_claims_names_and_paths import (
     LONGEST_LABEL,
     LONGEST_NAME,
@@ -314,22 +313,6 @@ async def test_each_text_of_a_repeated_failure_is_logged_once_and_the_event_does
         assert await manager.unprepare(ref) == ()
 
 
-async def test_an_unprepare_whose_rollback_fails_is_logged_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    api, driver = FakeApiServer(), HolderTrackingDriver()
-    ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(ref)
-        driver.failure = RetryableError("the card does not answer")
-        caplog.set_level(logging.INFO)
-        assert isinstance(await manager.unprepare(ref), UndoFailedError)
-        (line,) = (r.getMessage() for r in caplog.records if "the card does not answer" in r.getMessage())
-        assert line.startswith("cannot roll back claim; its devices stay held: ")
-        driver.failure = None
-        assert await manager.unprepare(ref) == ()
-
-
 async def test_the_plugin_retries_without_a_call_and_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,40 +337,12 @@ async def _records_are(manager: RunningManager, expected: dict[str, str]) -> boo
     return await manager.records() == expected
 
 
-async def test_a_rollback_that_fails_before_its_first_step_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
-    retries, attempts = RollbackRetries(Metrics()), 0
-
-    async def roll_back(uid: str) -> bool:
-        nonlocal attempts
-        attempts += 1
-        if attempts < 4:
-            raise RecordsError("the records cannot be written")
-        return True
-
-    retries.failed("u")
-    task = asyncio.create_task(retries.run(roll_back))
-    await wait_until(lambda: attempts == 4)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 def test_the_pause_doubles_from_two_seconds_to_five_minutes() -> None:
     retries = RollbackRetries(Metrics())
     assert [retries.failed("u") for _ in range(10)] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert retries.failed("v", 1_000_000) == 300  # the number of attempts in the record, after a restart
     retries.done("u")
     assert retries.failed("u") == 2
-
-
-def test_the_memory_for_logged_texts_is_bounded() -> None:
-    retries = RollbackRetries(Metrics())
-    for i in range(3_000):
-        retries.log(f"u{i}", "text")
-        retries.log("u", f"text {i}")
-    assert len(retries._logged) <= 1_000
-    assert max(map(len, retries._logged.values())) <= 50
 
 
 async def test_readiness_and_the_claims_command_show_the_claim_the_reason_the_attempts_and_the_next_attempt(
@@ -423,9 +378,3 @@ async def test_a_forgotten_claim_leaves_no_metadata_files(tmp_path: Path) -> Non
     options = ["--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi"), "--driver-name", DRIVER]
     assert main(["claims", "forget", UID, "--yes", *options]) == 0
     assert files_of(manager) == []
-
-
-@pytest.mark.parametrize("value", ["soon", None, float("nan"), 1e300, [1]])
-def test_a_malformed_retry_time_in_the_record_is_ignored(value: object) -> None:
-    record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": value}, error="broken", attempts=3)
-    assert retry_note(record) == "tried 3 times"

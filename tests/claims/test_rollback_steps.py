@@ -16,7 +16,7 @@ from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, RecordsError, StoppingError
-from tests.claims.test_engine_steps import BlockingDriver, PlainDriver, records_in_flight
+from tests.claims.test_engine_steps import BlockingDriver, PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import BOOT, DRIVER
 from tests.helpers.waiting import wait_until
@@ -49,7 +49,7 @@ async def test_a_failed_rollback_is_recorded_scheduled_logged_and_counted(
             assert isinstance(row, Record)
             assert (row.state, row.owner, row.attempts, len(row.error)) == (State.UNPREPARING, "", attempt, 500)
             assert row.retry_at is not None
-            assert retries._retries["a"].failures == attempt
+            assert retries._retries["a"].backoff.failures == attempt
         assert [r.levelno for r in caplog.records] == [logging.WARNING]
         assert caplog.records[0].getMessage().startswith("cannot roll back claim; its devices stay held: ")
         assert b"dra_rollback_failures_total 2.0" in manager.metrics.text()
@@ -61,7 +61,7 @@ async def test_a_failed_rollback_is_recorded_scheduled_logged_and_counted(
         changes = manager.changes
         driver.fault.clear()
         assert await manager.unprepare(ref) == ()
-        assert (retries._retries, retries._logged, manager.changes) == ({}, {}, changes + 1)
+        assert (retries._retries, manager.changes) == ({}, changes + 1)
 
 
 @pytest.mark.parametrize("error", [DriverError("no"), StoppingError("the plugin is shutting down")])
@@ -92,7 +92,7 @@ async def test_a_failed_prepare_whose_rollback_cannot_be_recorded_is_scheduled_a
             assert isinstance(await manager.prepare(ref), DriverError)
         assert "cannot roll back a failed prepare: " in caplog.text
         assert "the disk is full" in caplog.text
-        assert retries._retries["a"].failures == 1
+        assert retries._retries["a"].backoff.failures == 1
         assert await manager.records() == {"a": "Preparing"}
         retries._retries["a"].due = 0.0
         task = asyncio.create_task(retries.run(manager.claims.engine.rollback.tidy))
@@ -120,7 +120,7 @@ async def test_a_failed_prepare_whose_rollback_fails_too_is_logged_and_scheduled
     async with running_manager(tmp_path, driver, api) as manager:
         driver.fault = {"prepare": DriverError("first"), "unprepare": DriverError("second")}
         await manager.prepare(ref)
-        assert manager.claims.engine.rollback.retries._retries["a"].failures == 1
+        assert manager.claims.engine.rollback.retries._retries["a"].backoff.failures == 1
         assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
             "cannot roll back claim; its devices stay held: second",
             "cannot prepare claim: DRIVER: first [DRA-E003]",
@@ -142,7 +142,7 @@ async def test_a_failed_prepare_whose_record_belongs_to_another_instance_is_not_
             row = records.read("a")
             assert isinstance(row, Record)
             fence, row.state, row.owner = row.fence, state, "1-deadbeef" if state is State.PREPARING else ""
-            row.doc = {**row.doc, "cdi": None, "complete": True}
+            row.complete = True
             assert records.update(row, fence)
 
         await manager.claims.store.do(take_over)
@@ -151,7 +151,6 @@ async def test_a_failed_prepare_whose_record_belongs_to_another_instance_is_not_
         response = await preparing
         assert isinstance(response, DraError) is (state is State.PREPARING)
         assert await manager.records() == {"a": str(state)}
-        assert records_in_flight(manager) == []
 
 
 # --- devices of claims from before a reboot ----------------------------------------------------------------
@@ -159,8 +158,8 @@ async def test_a_failed_prepare_whose_record_belongs_to_another_instance_is_not_
 
 async def insert_stale_record(manager: RunningManager, uid: str = "old", device: str = "d-0") -> None:
     """Adds the record of a claim that was prepared before a reboot."""
-    doc = {"devices": [{"request": "r", "pool": "node", "device": device}], "complete": True}
-    record = Record(uid, "ns", uid, State.PREPARED, "an earlier " + BOOT, doc=doc)
+    devices = [{"request": "r", "pool": "node", "device": device}]
+    record = Record(uid, "ns", uid, State.PREPARED, "an earlier " + BOOT, "", devices, complete=True)
     await manager.claims.store.do(lambda records: records.insert(record))
 
 
@@ -218,12 +217,12 @@ async def test_unfinished_work_of_a_dead_process_is_rolled_back_before_a_prepare
     caplog.set_level(logging.INFO)
     api, driver = FakeApiServer(), BlockingDriver()
     async with running_manager(tmp_path, driver, api) as manager:
-        driver.in_flight = manager.claims.engine.context.in_flight
-        doc = {"devices": [{"request": "r", "pool": "node", "device": "d-0"}]}
-        record = Record("a", "ns", "a", State.PREPARING, "boot", "1-deadbeef", doc)
+        driver.records = manager.records
+        devices = [{"request": "r", "pool": "node", "device": "d-0"}]
+        record = Record("a", "ns", "a", State.PREPARING, "boot", "1-deadbeef", devices)
         await manager.claims.store.do(lambda records: records.insert(record))
         assert not isinstance(await manager.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
-        assert driver.states == [[State.UNPREPARING], [State.PREPARING]]
+        assert driver.states == [{"a": "Unpreparing"}, {"a": "Preparing"}]
         (line,) = [r for r in caplog.records if "rolling it back first" in r.getMessage()]
         assert line.levelno == logging.INFO
 
@@ -259,7 +258,7 @@ async def test_log_lines_of_a_background_rollback_contain_the_claim(tmp_path: Pa
 
     fields: list[dict[str, Any]] = []
     async with running_manager(tmp_path, FieldRecordingDriver()) as manager:
-        record = Record("a", "ns", "a", State.PREPARING, "boot", doc={"devices": []})
+        record = Record("a", "ns", "a", State.PREPARING, "boot")
         await manager.claims.store.do(lambda records: records.insert(record))
         report = await manager.claims.reconciler.once(ask_server=False)
         assert report.rolled_back == ["a"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,23 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice, RecoveredClaim, RetryableError, SharedStep
+from dra_kubeletplugin import (
+    Claim,
+    Config,
+    Driver,
+    PreparedClaim,
+    PreparedDevice,
+    RecoveredClaim,
+    RetryableError,
+    SharedStep,
+)
 from dra_kubeletplugin.claims import ClaimIdentity, State
-from dra_kubeletplugin.claims.record import SUPERSEDED
-from dra_kubeletplugin.claims.store.journal_file import JournalFile
-from dra_kubeletplugin.claims.store.records import RECOVER, Stored
-from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.claims.store.folder import ClaimFolder
+from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
+from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
+from tests.helpers.crash.record_stores import damage_file, make_record, remove_records, write_body
 from tests.helpers.waiting import wait_until
 
 NAME = "cards.example.com"
@@ -195,8 +206,6 @@ async def test_a_claim_waits_for_the_setup_by_another_claim(
 
 
 def all_records(manager: RunningManager) -> list[Any]:
-    from dra_kubeletplugin.claims.store.offline import read_rows
-
     return list(read_rows(manager.settings.records_path))
 
 
@@ -339,19 +348,19 @@ async def test_the_step_is_synced_to_disk_before_the_state_is_set_up(
     shared_folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[bool] = []
-    append = JournalFile.append
+    commit = ClaimFolder.commit
 
-    def append_and_record(file: JournalFile, data: bytes, *, sync: bool, **options: Any) -> None:
-        append(file, data, sync=sync, **options)
-        if b"firmware" in data:
-            synced.append(sync)
+    def commit_and_record(folder: ClaimFolder, *, sync: bool) -> None:
+        has_step = any(b"firmware" in (data or b"") for data in folder.records.changed_files().values())
+        commit(folder, sync=sync)
+        synced.extend([sync] if has_step else [])
 
     class CheckingDriver(CardDriver):
         def setup_firmware(self, card: str, version: str) -> None:
             assert synced == [True]
             super().setup_firmware(card, version)
 
-    monkeypatch.setattr(JournalFile, "append", append_and_record)
+    monkeypatch.setattr(ClaimFolder, "commit", commit_and_record)
     async with shared_folder.instance(CheckingDriver) as manager:
         await check_success(manager.prepare(shared_folder.claim("a", "d-0")))
 
@@ -476,6 +485,49 @@ async def test_a_step_with_different_data_in_one_claim_is_refused(shared_folder:
         assert shared_folder.card.versions == {}
 
 
+class FirmwareConfig(Config):
+    KIND, API_VERSION = "Firmware", f"{NAME}/v1"
+    profile: str = "default"
+
+
+class ConfiguredDriver(CardDriver):
+    config = FirmwareConfig
+
+    def prepare(self, claim: Claim) -> Any:
+        for d in claim.devices:
+            assert isinstance(d.config, FirmwareConfig)
+            claim.shared_step("firmware", "card-0", version=d.config.profile)
+        return [d.prepared() for d in claim.devices]
+
+
+@pytest.mark.parametrize("profiles", [("a", "b"), ("a", None), ("a", "a", "b")])
+async def test_requests_of_one_claim_whose_parameters_contradict_each_other_are_the_users_error(
+    shared_folder: SharedFolder, profiles: tuple[str | None, ...]
+) -> None:
+    ref = shared_folder.claim("x", *(f"d-{i}" for i in range(len(profiles))))
+    allocation = shared_folder.api.claims["x"]["status"]["allocation"]["devices"]
+    allocation["config"] = []
+    for i, profile in enumerate(profiles):
+        allocation["results"][i]["request"] = f"r-{i}"
+        if profile:
+            parameters = {"apiVersion": FirmwareConfig.API_VERSION, "kind": FirmwareConfig.KIND, "profile": profile}
+            opaque = {"driver": NAME, "parameters": parameters}
+            allocation["config"].append({"source": "FromClaim", "requests": [f"r-{i}"], "opaque": opaque})
+    async with shared_folder.instance(ConfiguredDriver) as manager:
+        response = await manager.prepare(ref)
+        assert isinstance(response, ConfigError), response
+        text = response.event()
+        assert text.startswith("INVALID_CONFIG: claim ns/x ") and "shared_step" not in text
+        one, other = "'a'", f"'{profiles[-1] or 'default'}'"
+        first = " and ".join(f"r-{i}" for i in range(len(profiles) - 1))
+        assert (
+            f"{{'version': {one}}} for request {first}, but {{'version': {other}}} for request r-{len(profiles) - 1};"
+            in text
+        )
+        assert shared_folder.card.versions == {}
+        assert await manager.records() == {}
+
+
 async def test_a_missing_await_fails_the_prepare_and_the_state_is_torn_down(shared_folder: SharedFolder) -> None:
     class ForgetfulDriver(AsyncCardDriver):
         async def prepare(self, claim: Claim) -> Any:
@@ -548,19 +600,20 @@ async def test_shared_steps_of_a_claim_are_torn_down_newest_first_at_each_attemp
 # --- records that cannot be written -------------------------------------------------------------
 
 
-def fail_write(monkeypatch: pytest.MonkeyPatch, *parts: bytes) -> Callable[[], bool]:
-    """Makes the first write of the journal that contains all ``parts`` fail. Returns a function that reports whether
+def fail_write(monkeypatch: pytest.MonkeyPatch, uid: str, part: bytes) -> Callable[[], bool]:
+    """Makes the first write of the claim's record that contains ``part`` fail. Returns a function that reports whether
     this has happened.
     """
-    append, failed = JournalFile.append, []
+    commit, failed = ClaimFolder.commit, []
 
-    def append_or_fail(file: JournalFile, data: bytes, *, sync: bool, **options: Any) -> None:
-        if not failed and all(part in data for part in parts):
+    def commit_or_fail(folder: ClaimFolder, *, sync: bool) -> None:
+        data = folder.records.changed_files().get(file_name(uid)) or b""
+        if not failed and part in data:
             failed.append(data)
             raise OSError(errno.ENOSPC, "full")
-        append(file, data, sync=sync, **options)
+        commit(folder, sync=sync)
 
-    monkeypatch.setattr(JournalFile, "append", append_or_fail)
+    monkeypatch.setattr(ClaimFolder, "commit", commit_or_fail)
     return lambda: bool(failed)
 
 
@@ -575,7 +628,7 @@ async def test_state_is_torn_down_if_the_record_of_a_user_could_not_be_written(
         await check_success(manager.prepare(a))
         await check_success(manager.prepare(b))
         shared_folder.card.take_calls()
-        failed = fail_write(monkeypatch, b"uid-a", b'"undone":true')
+        failed = fail_write(monkeypatch, "uid-a", b'"undone":true')
         do, responses = manager.claims.store.do, []
 
         async def unprepare_second_and_do(*args: Any, **options: Any) -> Any:
@@ -611,7 +664,7 @@ async def test_a_step_that_was_not_written_does_not_count_as_set_up(
 
     async with shared_folder.instance(CatchingDriver) as manager:
         await check_success(manager.prepare(b))
-        fail_write(monkeypatch, b"uid-a", b'"firmware"')
+        fail_write(monkeypatch, "uid-a", b'"firmware"')
         first = asyncio.create_task(error_of(manager.prepare(a)))
         await caught.wait()
         await check_success(manager.unprepare(b))
@@ -628,13 +681,13 @@ async def test_a_step_that_was_not_written_does_not_count_as_set_up(
 # --- lost records -------------------------------------------------------------------------------
 
 
-async def test_users_are_counted_from_the_notes_after_a_loss_of_the_journal(shared_folder: SharedFolder) -> None:
+async def test_users_are_counted_from_the_notes_after_a_loss_of_the_records(shared_folder: SharedFolder) -> None:
     a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
     async with shared_folder.instance() as manager:
         await check_success(manager.prepare(a))
         await check_success(manager.prepare(b))
         path = manager.settings.records_path
-    path.write_bytes(b"no journal" * 100)
+    remove_records(path)
     shared_folder.card.take_calls()
     async with shared_folder.instance() as manager:
         await check_success(manager.unprepare(a))
@@ -659,7 +712,7 @@ async def test_state_of_a_claim_that_only_the_hardware_has_stays_set_up(
     shared_folder.card.versions["card-0"] = "4.2"
     async with shared_folder.instance() as manager:
         path = manager.settings.records_path
-    path.write_bytes(b"no journal" * 100)
+    remove_records(path)
     async with shared_folder.instance(RecoveringDriver) as manager:
         await check_success(manager.prepare(b))
         assert shared_folder.card.take_calls() == [
@@ -671,7 +724,7 @@ async def test_state_of_a_claim_that_only_the_hardware_has_stays_set_up(
         assert shared_folder.card.take_calls() == torn_down
 
 
-async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_a_lost_journal(
+async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_lost_records(
     shared_folder: SharedFolder,
 ) -> None:
     """Claim a was in preparation, so it has no note: only recover() reports that it uses the card."""
@@ -688,7 +741,7 @@ async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_a_
     async with shared_folder.instance() as manager:
         await check_success(manager.prepare(b))
         path = manager.settings.records_path
-    path.unlink()
+    remove_records(path)
     shared_folder.card.take_calls()
     async with shared_folder.instance(RecoveringDriver) as manager:
         assert "recover() of the driver has not yet returned" in await error_of(manager.unprepare(b))
@@ -701,7 +754,7 @@ async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_a_
         assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
 
 
-async def test_an_unfinished_setup_is_not_torn_down_until_the_driver_has_reported_the_claims_of_a_lost_journal(
+async def test_an_unfinished_setup_is_not_torn_down_until_the_driver_has_reported_the_claims_of_lost_records(
     shared_folder: SharedFolder,
 ) -> None:
     a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
@@ -731,29 +784,25 @@ async def test_state_of_a_claim_that_only_the_hardware_has_is_not_set_up_with_ot
 
     async with shared_folder.instance() as manager:
         path = manager.settings.records_path
-    path.write_bytes(b"no journal" * 100)
+    remove_records(path)
     async with shared_folder.instance(OlderDriver) as manager:
         text = await error_of(manager.prepare(shared_folder.claim("b", "d-1")))
         assert "is set up for claim ?/? (UID uid-a) with {'version': '4.1'}" in text
         assert shared_folder.card.take_calls() == []
 
 
-@pytest.mark.parametrize("is_tail_lost", [False, True])
+@pytest.mark.parametrize("lose", [shutil.rmtree, lambda path: damage_file(path, "uid-a")])
 async def test_state_with_an_unfinished_teardown_is_not_restored_as_set_up(
-    shared_folder: SharedFolder, is_tail_lost: bool
+    shared_folder: SharedFolder, lose: Callable[[Path], object]
 ) -> None:
-    """The journal is lost, completely or from the unprepare on. The note of the claim shows that its teardown has
-    begun.
-    """
+    """The record is lost. The note of the claim shows that its teardown has begun."""
     a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
     async with shared_folder.instance() as manager:
-        path = manager.settings.records_path
         await check_success(manager.prepare(a))
-        prepared = path.read_bytes()
         shared_folder.card.fail = {"teardown"}
         await error_of(manager.unprepare(a))
         shared_folder.card.versions["card-0"] = "half"
-    path.write_bytes(prepared + b"x\n" if is_tail_lost else b"no journal" * 100)
+    lose(manager.settings.records_path)
     shared_folder.card.take_calls()
     async with shared_folder.instance() as manager:  # the teardown fails again
         assert await manager.records() == {"uid-a": State.UNPREPARING}
@@ -764,40 +813,15 @@ async def test_state_with_an_unfinished_teardown_is_not_restored_as_set_up(
         assert shared_folder.card.versions == {"card-0": "4.2"}
 
 
-@pytest.mark.parametrize("has_ended", [True, False])
-async def test_state_of_a_claim_that_may_have_ended_is_set_up_again(
-    shared_folder: SharedFolder, has_ended: bool
-) -> None:
-    """The last lines of the journal are lost, so a claim that has ended is recorded as prepared. It has no note."""
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as manager:
-        path = manager.settings.records_path
-        await check_success(manager.prepare(a))
-        prepared = path.read_bytes()
-        if has_ended:
-            await check_success(manager.unprepare(a))
-        else:  # the disk was full when the note was written
-            manager.claims.files.specs.remove_note("uid-a")
-    path.write_bytes(prepared + b"x\n")
-    shared_folder.card.take_calls()
-    async with shared_folder.instance() as manager:
-        await check_success(manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-        await check_success(manager.unprepare(b))
-        assert shared_folder.card.take_calls() == []
-        await check_success(manager.unprepare(a))
-        assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
-
-
 async def test_state_that_a_claim_with_an_unreadable_record_may_use_stays_set_up(shared_folder: SharedFolder) -> None:
     a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
     async with shared_folder.instance() as manager:
         await check_success(manager.prepare(a))
         await check_success(manager.prepare(b))
 
-        def make_unreadable(records: Any) -> None:
-            stored = records._claims["uid-a"]
-            records._change(records._set_claim, records._claims, "uid-a", stored._replace(body=b"", fence=None))
+        def make_unreadable(records: Records) -> None:
+            stored = records.stored()["uid-a"]
+            records.restore(stored._replace(data=stored.data.partition(b"\n")[0] + b"\n"))
 
         await manager.claims.store.do(make_unreadable)
         await check_success(manager.unprepare(b))
@@ -813,8 +837,7 @@ async def test_an_unfinished_setup_is_not_torn_down_while_an_unreadable_record_m
         await error_of(manager.prepare(a))
         shared_folder.card.fail = set()
         shared_folder.card.take_calls()
-        unreadable = Stored(b"", "ns/x", (), None)
-        await manager.claims.store.do(lambda records: records._change(records._set_claim, {}, "uid-x", unreadable))
+        write_body(manager.settings.records_path, make_record("uid-x", "d-30"), b"{")
         await check_success(manager.prepare(b))
         assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
 
@@ -830,7 +853,7 @@ async def test_a_superseded_record_uses_no_shared_state(shared_folder: SharedFol
         def supersede(records: Any) -> None:
             record = records.read("uid-a")
             fence = record.fence
-            record.doc[SUPERSEDED] = True
+            record.superseded = True
             assert records.update(record, fence)
 
         await manager.claims.store.do(supersede)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Claim, PreparedDevice
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 from tests.helpers.nimbus_n4 import FIRST, HALF, HOST, ONE_CARD, QUARTER, SECOND, Nimbus
 
 pytestmark = pytest.mark.gates("DRAPartitionableDevices")

@@ -15,7 +15,7 @@ def test_a_summary_has_the_devices_of_each_claim_and_the_names_of_unreadable_one
         {"pool": "p", "device": "f", "takes": {"counters": {}}},
     ]  # fmt: skip
     rows = [
-        Record("u", "ns", "c", State.PREPARED, "b", doc={"devices": devices}),
+        Record("u", "ns", "c", State.PREPARED, "b", devices=devices),
         UnreadableRecord("v", "damaged", {"namespace": "ns", "name": "v"}),
         Record("w", "", "", State.UNPREPARING, "b"),
     ]

@@ -8,9 +8,8 @@ import pytest
 
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.holders import HeldByError
-from dra_kubeletplugin.claims.record import UnreadableRecord
-from dra_kubeletplugin.claims.store.lines import PUT, Change, Line
-from dra_kubeletplugin.claims.store.records import RECOVER, Records
+from dra_kubeletplugin.claims.record import encode_record
+from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name, stored_of
 from dra_kubeletplugin.claims.transitions import (
     AlreadyPrepared,
     InProgress,
@@ -47,8 +46,8 @@ def make_transitions(node: str = "", *prepares: str) -> Transitions:
 def record(
     uid: str = "u", device: str = "d-0", state: State = State.PREPARED, owner: str = "", **fields: Any
 ) -> Record:
-    doc = {"devices": [{"request": "r", "pool": "node", "device": device}], "complete": True, **fields.pop("doc", {})}
-    return Record(uid, "ns", "c", state, fields.pop("boot", BOOT), owner, doc, **fields)
+    devices = [{"request": "r", "pool": "node", "device": device}]
+    return Record(uid, "ns", "c", state, fields.pop("boot", BOOT), owner, devices, **{"complete": True, **fields})
 
 
 def make_records(*rows: Record) -> Records:
@@ -59,8 +58,11 @@ def make_records(*rows: Record) -> Records:
 
 
 def unreadable(uid: str = "u") -> Records:
-    all_records = Records()
-    all_records.apply(Line(Change(PUT, uid, "ns/c", (("node", "d-0", "", "{}"),)), b"{", b""))
+    all_records, existing = Records(), record(uid)
+    head, _, _ = encode_record(existing, existing.holds()).partition(b"\n")
+    stored = stored_of(head + b"\n{\n", file_name(uid))
+    assert stored
+    all_records.load(stored)
     return all_records
 
 
@@ -105,14 +107,9 @@ def test_a_fault_or_a_pending_recovery_stops_a_new_claim_but_no_prepared_one() -
     ("existing", "expected"),
     [
         (record(), AlreadyPrepared),
-        (record(boot="earlier"), RollBack),
         (record(device="d-9"), RollBack),
-        (record(doc={"rebuilt": True, "complete": False}), RollBack),
-        (record(state=State.PREPARING, owner=RUNNING_PROCESS), InProgress),
-        (record(state=State.UNPREPARING, owner=RUNNING_PROCESS), InProgress),
+        (record(recovered=True, complete=False), RollBack),
         (record(state=State.PREPARING, owner=DEAD_PROCESS), RollBack),
-        (record(state=State.UNPREPARING), RollBack),
-        (record(state=State.PREPARING, owner=THIS_PROCESS), RollBack),
     ],
 )
 def test_a_repeated_prepare_decides_by_the_record(existing: Record, expected: type) -> None:
@@ -125,7 +122,7 @@ def test_a_repeated_prepare_decides_by_the_record(existing: Record, expected: ty
 @pytest.mark.parametrize(
     ("name", "other_processes", "is_written"), [("c", [], False), ("", [], True), ("c", [RUNNING_PROCESS], True)]
 )
-def test_a_repetition_completes_a_rebuilt_record_and_protects_it_from_another_instance(
+def test_a_repetition_completes_a_recovered_record_and_protects_it_from_another_instance(
     name: str, other_processes: list[str], is_written: bool
 ) -> None:
     existing = record()
@@ -215,14 +212,8 @@ def test_claims_of_a_renamed_node_block_new_claims_until_they_have_ended(
 # --- unprepare, rollback and reconcile ---------------------------------------------------------------------
 
 
-def test_an_unprepare_decides_by_the_record_or_by_the_note() -> None:
+def test_an_unprepare_without_a_readable_record_decides_by_the_note() -> None:
     no_note = cast(Any, lambda: None)
-    for existing, expected in (
-        (record(), RollBack),
-        (record(state=State.PREPARING, owner=RUNNING_PROCESS), InProgress),
-        (record(state=State.PREPARING, owner=DEAD_PROCESS), RollBack),
-    ):
-        assert isinstance(make_transitions().end(make_records(existing), "u", no_note), expected)
     assert make_transitions().end(Records(), "u", no_note) == NothingToDo()
     with pytest.raises(RecordUnreadableError):
         make_transitions().end(unreadable(), "u", no_note)
@@ -268,25 +259,6 @@ def test_a_failed_prepare_with_an_unreadable_record_changes_nothing() -> None:
     assert all_records.changes == 0
 
 
-@pytest.mark.parametrize(
-    ("existing", "is_rolled_back"),
-    [
-        (record(), False),
-        (record(state=State.PREPARING, owner=RUNNING_PROCESS), False),
-        (record(state=State.PREPARING, owner=DEAD_PROCESS), True),
-        (record(state=State.PREPARING, owner=THIS_PROCESS), True),
-        (record(state=State.UNPREPARING), True),
-    ],
-)
-def test_unfinished_work_of_dead_processes_is_rolled_back(existing: Record, is_rolled_back: bool) -> None:
-    all_records = make_records(existing)
-    old_states = states(all_records)
-    assert isinstance(make_transitions().tidy(all_records, "u"), RollBack if is_rolled_back else NothingToDo)
-    assert states(all_records) == (UNPREPARING if is_rolled_back else old_states)
-    assert make_transitions().tidy(all_records, "unknown") == NothingToDo()
-    assert make_transitions().tidy(unreadable(), "u") == NothingToDo()
-
-
 def test_a_vanished_claim_is_unprepared_only_if_its_record_is_unchanged() -> None:
     for change in ({}, {"created": 1.0}, {"updated": 1.0}, {"owner": RUNNING_PROCESS}, {"state": State.UNPREPARING}):
         all_records = make_records(record())
@@ -298,6 +270,7 @@ def test_a_vanished_claim_is_unprepared_only_if_its_record_is_unchanged() -> Non
     assert make_transitions().reclaim(Records(), record()) == NothingToDo()
     assert make_transitions().reclaim(unreadable(), record()) == NothingToDo()
     assert make_transitions().free(unreadable(), "u") == NothingToDo()
+    assert make_transitions().tidy(unreadable(), "u") == make_transitions().tidy(Records(), "u") == NothingToDo()
 
 
 def test_an_ended_claim_is_remembered_while_the_driver_may_still_report_it() -> None:
@@ -307,13 +280,3 @@ def test_an_ended_claim_is_remembered_while_the_driver_may_still_report_it() -> 
     all_records.set_meta(RECOVER, "pending")
     make_transitions().remember_end(all_records, "u")
     assert all_records.get_meta("ended:") == {"u": ""}
-
-
-@pytest.mark.parametrize(
-    ("owner", "is_other"), [("", False), (THIS_PROCESS, False), (RUNNING_PROCESS, True), (DEAD_PROCESS, False)]
-)
-def test_only_another_running_process_is_another_owner(owner: str, is_other: bool) -> None:
-    assert make_transitions().has_other_owner(record(owner=owner)) is is_other
-    assert make_transitions().readable(None) is None
-    with pytest.raises(RecordUnreadableError):
-        make_transitions().readable(UnreadableRecord("u", "damaged", {}))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin import Claim, Driver, PreparedClaim
 from dra_kubeletplugin.claims import undo_steps as module
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.claims.undo_steps import UndoRecorder, has_undo, run_undo
@@ -375,20 +375,6 @@ def test_a_claim_without_its_plugin_reports_that_it_has_no_record() -> None:
         claim.on_undo("x")
 
 
-async def test_admin_access_is_passed_to_the_prepared_device() -> None:
-    from dra_kubeletplugin import Device
-    from dra_kubeletplugin.driver import AllocatedDevice
-
-    def prepared_device(admin: bool) -> PreparedDevice:
-        return AllocatedDevice(
-            request="r", pool="p", name="d", share_id=None, admin_access=admin, consumed_capacity={}, config=None,
-            config_source="", device=Device("d"),
-        ).prepared()  # fmt: skip
-
-    assert prepared_device(True).admin_access
-    assert not prepared_device(False).admin_access
-
-
 async def test_a_claim_may_have_as_many_steps_as_the_limit(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_STEPS", 2)
     undo, claim = undo_on(disk)
@@ -454,20 +440,12 @@ def test_a_method_with_unknown_parameters_is_accepted() -> None:
 
 
 def test_a_rollback_calls_the_driver_for_its_unprepare_for_undo_steps_and_for_shared_steps() -> None:
-    def record(**doc: Any) -> Record:
-        return Record("uid", "ns", "name", State.PREPARED, "boot", "", doc)
+    def record(**fields: Any) -> Record:
+        return Record("uid", "ns", "name", State.PREPARED, "boot", **fields)
 
     assert has_undo(Steps(), record())
-    assert [has_undo(Driver(), record(**doc)) for doc in ({}, {"undo": [entry(1)]}, {"shared": [{}]})] == [
+    assert [has_undo(Driver(), record(**fields)) for fields in ({}, {"undo": [entry(1)]}, {"shared": [{}]})] == [
         False,
         True,
         True,
     ]
-
-
-@pytest.mark.parametrize("step", [None, "release", {"step": 7, "data": {}}, {"step": "async", "data": []}, {}])
-async def test_a_recorded_step_of_another_shape_is_reported_and_the_other_steps_are_run(step: Any) -> None:
-    driver = Steps()
-    with pytest.raises(RecordsError, match="a recorded undo step cannot be read"):
-        await run_undo(driver, Calls(), [entry(1), step, entry(2)], CLAIM, no_process)
-    assert driver.undone_steps == ["unprepare", 2, 1]

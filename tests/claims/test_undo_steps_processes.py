@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import PodError, node_with, on_node
 from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter, operation
+from dra_kubeletplugin.base.telemetry.logs import TextFormatter
 from dra_kubeletplugin.claims import rollback_retries
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.helpers.drivers import Toy, make_toy_class
-from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
+from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
 
 
 class Stepwise(Driver):
@@ -31,7 +31,6 @@ class Stepwise(Driver):
     fail_at = 0
     fail_undo = ""
     is_await_missing = False
-    has_unknown_step = False
     done: list[str]
     undone_steps: list[str]
 
@@ -44,8 +43,6 @@ class Stepwise(Driver):
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         cls = type(self)
-        if cls.has_unknown_step:
-            await claim.on_undo("nothing_like_it")
         for i in (1, 2, 3):
             registered = claim.on_undo("step", number=i)
             if not cls.is_await_missing:
@@ -116,19 +113,6 @@ async def test_a_failing_undo_is_visible_keeps_the_device_and_is_retried(monkeyp
         assert report.rolled_back == [record.uid]
         assert await node.leftovers() == NOTHING
         assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
-
-
-async def test_a_step_without_an_await_or_a_method_is_an_error_of_the_driver() -> None:
-    cls = make_stepwise_class()
-    cls.is_await_missing = True
-    async with node_with(cls) as node:
-        claim = await allocate_step_claim(node)
-        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
-        assert "on_undo('step', ...) was not awaited" in error
-        cls.is_await_missing, cls.has_unknown_step = False, True
-        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
-        assert "has no method undo_nothing_like_it(claim, **data)" in error
-        assert await node.leftovers() == NOTHING
 
 
 async def test_a_step_without_an_await_is_also_undone_when_prepare_fails() -> None:
@@ -219,27 +203,6 @@ async def test_an_exception_of_a_method_fails_one_claim_and_the_plugin_continues
         assert not (await prepare_call(node, ref(failing_claim))).claims[failing_claim["metadata"]["uid"]].error
 
 
-async def test_a_claim_that_blocks_in_the_driver_delays_no_other_claim() -> None:
-    class BlockingToy(Toy):
-        gate: asyncio.Event
-
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            if claim.name == "slow":
-                await type(self).gate.wait()
-            return await super().prepare(claim)
-
-    BlockingToy.gate = asyncio.Event()
-    async with node_with(BlockingToy, call_timeout=30) as node:
-        slow_claim = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
-        quick_claim = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
-        slow_call = asyncio.create_task(prepare_call(node, ref(slow_claim)))
-        response = await prepare_call(node, ref(quick_claim))
-        assert not response.claims[quick_claim["metadata"]["uid"]].error
-        assert not slow_call.done()
-        BlockingToy.gate.set()
-        assert not (await slow_call).claims[slow_claim["metadata"]["uid"]].error
-
-
 async def test_a_claim_whose_unprepare_hangs_delays_no_other_claim_of_a_call() -> None:
     class HangingToy(Toy):
         gate: asyncio.Event
@@ -301,16 +264,6 @@ async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in
     assert f"[{operation}]" in traceback
 
 
-def test_log_lines_are_text_or_json_with_the_operation() -> None:
-    import json
-
-    record = logging.LogRecord("dra_kubeletplugin.x", logging.INFO, "f", 1, "hello %s", ("you",), None)
-    with operation("0123abcd"):
-        assert TextFormatter().format(record).endswith("info    x [0123abcd] hello you")
-        parsed = json.loads(JsonFormatter().format(record))
-    assert (parsed["msg"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
-
-
 async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_unreachable() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
@@ -343,24 +296,6 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
         assert (await node.plugin.client.dra("resourceslices")).version == version
         assert (await node.plugin.published(60)).current
         await node.delete_pod()
-
-
-async def test_metrics_and_probes_are_served_over_http() -> None:
-    import urllib.request
-
-    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
-        await node.run_pod()
-
-        def fetch(path: str) -> tuple[int, str]:
-            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=30) as response:
-                return response.status, response.read().decode()
-
-        assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")
-        assert (await asyncio.to_thread(fetch, "/healthz"))[0] == 200
-        status, text = await asyncio.to_thread(fetch, "/metrics")
-        assert status == 200
-        assert 'dra_requests_total{operation="prepare",result="ok"} 1.0' in text
-        assert "dra_registered 1.0" in text
 
 
 @pytest.mark.gates("DRADeviceTaints")

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.claims import ClaimIdentity, verification
 from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import ApiUnavailableError, ClaimError, DeviceGoneError, DraError
@@ -16,7 +17,7 @@ from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.claims.test_engine_steps import PlainDriver
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 
 REF = ClaimIdentity("ns", "c", "u")
@@ -157,3 +158,61 @@ async def test_a_consumed_capacity_that_is_no_quantity_is_an_error_of_the_claim(
         is_claim_missing = await manager.prepare(api.allocate("b", "b", "d-99", DRIVER))
         assert isinstance(is_claim_missing, DeviceGoneError)
         assert "claim ns/b: device d-99 is no longer on this node" in str(is_claim_missing)
+
+
+# --- allocations that no scheduler makes ------------------------------------------------------------------
+
+
+async def refusal(manager: RunningManager, ref: ClaimIdentity) -> DraError:
+    response = await manager.prepare(ref)
+    assert isinstance(response, DraError), response
+    return response
+
+
+async def test_a_share_of_a_device_that_is_not_shareable_is_refused(tmp_path: Path) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        for name in ("a", "b"):
+            error = await refusal(manager, api.allocate(name, name, "d-0", DRIVER, shareID=f"share-{name}"))
+            assert error.reason == "CLAIM"
+            assert f"share share-{name} of device d-0 in pool node, but the device does not allow multiple" in str(
+                error
+            )
+        assert await manager.records() == {}
+        await manager.inventory.update([Pool("node", [Device("d-0", allow_multiple_allocations=True)])])
+        for name in ("a", "b"):
+            await check_success(manager.prepare(api.allocate(name, name, "d-0", DRIVER, shareID=f"share-{name}")))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {}),
+        ({}, {"request": "s"}),
+        ({"shareID": "x"}, {"shareID": "x", "request": "s"}),
+        ({"adminAccess": True}, {"adminAccess": True}),
+    ],
+)
+async def test_a_device_twice_in_an_allocation_is_a_fault_of_the_allocation(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        await manager.inventory.update([Pool("node", [Device("d-0", allow_multiple_allocations=True)])])
+        ref = api.allocate("a", "a", "d-0", DRIVER, **first)
+        results = api.claims["a"]["status"]["allocation"]["devices"]["results"]
+        results.append({**results[0], **second})
+        error = await refusal(manager, ref)
+        assert error.reason == "CLAIM"
+        requests = "r and s" if "request" in second else "r"
+        assert f"allocation has device d-0 of pool node twice, for request {requests}: the scheduler" in str(error)
+        assert await manager.records() == {}
+
+
+async def test_admin_access_to_a_device_of_the_same_claim_is_allowed(tmp_path: Path) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        ref = api.allocate("a", "a", "d-0", DRIVER)
+        results = api.claims["a"]["status"]["allocation"]["devices"]["results"]
+        results.append({**results[0], "request": "admin", "adminAccess": True})
+        await check_success(manager.prepare(ref))

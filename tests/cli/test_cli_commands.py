@@ -32,7 +32,7 @@ ALL = pytest.mark.parametrize("command", COMMANDS)
 WITH_OUTPUT = [c for c, p in COMMANDS.items() if "text" in (getattr(p.known("-o"), "choices", None) or ())]
 
 
-@pytest.mark.parametrize("command", [*cli.COMMANDS.values(), cli.VERBS["status"]], ids=lambda c: c.target)
+@pytest.mark.parametrize("command", cli.COMMANDS.values(), ids=lambda c: f"{c.package}.{c.target}")
 def test_every_command_has_the_function_that_runs_it(command: cli.Command) -> None:
     """Strings name the function. A rename of a module or function does not change these strings."""
     assert callable(command.load())
@@ -278,14 +278,8 @@ EXAMPLES: dict[str, Callable[[Path], list[str]]] = {
 
 
 def _records(tmp: Path) -> Path:
-    """Creates a kubelet's folder with an empty journal of records."""
-    from dra_kubeletplugin.claims.store.journal_file import new_header
-    from dra_kubeletplugin.claims.store.lines import encode
-
-    folder = tmp / "plugins/x.example.com"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "records.journal").exists():
-        (folder / "records.journal").write_bytes(encode(new_header("x.example.com", 1, 1)))
+    """Creates a kubelet's folder with the folder of a driver that has no records."""
+    (tmp / "plugins/x.example.com/claims").mkdir(parents=True, exist_ok=True)
     return tmp
 
 
@@ -336,7 +330,7 @@ def test_every_documented_output_is_tested() -> None:
     tested_with_a_cluster = {
         "top",
         "cleanup",
-    }  # in tests/cli/top/test_screen.py and tests/plugin/test_node_processes.py
+    }  # in packages/tools/tests/commands/top/test_screen.py and tests/plugin/test_node_processes.py
     assert tested | tested_with_a_cluster == set(command_reference.SHAPES)
 
 
@@ -394,3 +388,45 @@ def test_both_modules_run_the_command() -> None:
         one, two = dra(*words), dra(*words, module="dra_kubeletplugin.cli")
         assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
         assert "__main__" not in one.stdout + one.stderr
+
+
+# --- commands of other packages -----------------------------------------------------------------------------
+
+
+def with_package(folder: Path, module: str) -> dict[str, str]:
+    """Returns the environment with an installed package whose module ``zeta`` defines commands."""
+    info = folder / "zeta-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zeta\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[dra.commands]\nzeta = zeta\n")
+    (folder / "zeta.py").write_text(module)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize("module", ["import zeta_gone\n", "raise SystemExit(0)\n", "1 / 0\n"])
+def test_a_broken_package_takes_no_command_of_another_package(module: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dra_kubeletplugin", "explain", "--help"]
+    done = subprocess.run(command, env=with_package(tmp_path, module), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert done.stderr.startswith("dra: the commands of zeta cannot be loaded: ")
+    assert "pod/NAME" in done.stdout
+
+
+def test_a_package_adds_commands_and_replaces_none(tmp_path: Path) -> None:
+    module = (
+        "from dra_kubeletplugin.cli.shell.parsing import command\n"
+        "@command('claims', 'of zeta', 'zeta:run')\ndef a(p): p.description = 'of zeta'\n"
+        "@command('zeta', 'of zeta', 'zeta:run')\ndef b(p): p.description = 'of zeta'\n"
+    )
+    env = with_package(tmp_path, module)
+    shown = {
+        name: subprocess.run(
+            [sys.executable, "-m", "dra_kubeletplugin", name, "--help"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name in ("claims", "zeta")
+    }
+    assert ("of zeta" in shown["claims"], "of zeta" in shown["zeta"]) == (False, True)

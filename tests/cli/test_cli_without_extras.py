@@ -14,8 +14,8 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from tests.helpers.dev_process import run_dev
+from tests.tools.tree import SOURCES
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = [
     ["explain", "pod/one-card"],
     ["explain"],
@@ -39,19 +39,19 @@ def required(name: str, distributions: dict[str, metadata.Distribution]) -> dict
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the package and its requirements.
+    """The interpreter of an environment with dra-tools and its requirements.
 
     The environment links to the packages of this interpreter.
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for distribution in required("dra-kubeletplugin", {}).values():
+    for distribution in required("dra-tools", {}).values():
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in {"..", "__pycache__"}}:
             source = Path(str(distribution.locate_file(top)))
             if not (packages / top).exists():
                 (packages / top).symlink_to(source)
-    (packages / "framework.pth").write_text(str(ROOT / "src"))
+    (packages / "our_packages.pth").write_text("\n".join(str(source.parent) for source in SOURCES))
     return folder / "bin/python"
 
 

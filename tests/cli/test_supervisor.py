@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from dra_kubeletplugin.base.processes.client import SupervisedRunner
-from dra_kubeletplugin.base.processes.local import Command
+from dra_kubeletplugin.base.processes.local import ProcessCommand
 from dra_kubeletplugin.errors import RetryableError
 from tests.helpers.waiting import block_until
 
 
 def test_the_supervisor_starts_and_stops_processes_and_replaces_a_killed_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    runner, command = SupervisedRunner(path), Command(("sleep", "600"), str(tmp_path / "log"), f"{tmp_path}/x")
+    runner, command = SupervisedRunner(path), ProcessCommand(("sleep", "600"), str(tmp_path / "log"), f"{tmp_path}/x")
 
     def is_ready() -> bool:
         try:

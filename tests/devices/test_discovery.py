@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.hosts import described
 from dra_kubeletplugin import Device, Driver
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
@@ -22,11 +23,9 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_state import Held
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
-from dra_kubeletplugin.host.fake import described
+from tests.devices.discovery_arguments import QUICK, nothing_held
 from tests.helpers.devices import published_devices
 from tests.helpers.waiting import wait_until
-
-QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
 
 
 class Scripted(Driver):
@@ -48,10 +47,6 @@ class Scripted(Driver):
             return self.respond(len(self.call_times))
         finally:
             self.running -= 1
-
-
-async def nothing_held() -> Held:
-    return {}
 
 
 @contextlib.asynccontextmanager
@@ -87,10 +82,8 @@ FAULTS: dict[str, Callable[[int], Any]] = {
     "a group": raises(BaseExceptionGroup("both", [OSError("x"), SystemExit(1)])),
     "text that cannot be printed": raises(OSError("\ud800")),
     "None": lambda call: None if call == 1 else [Device("late")],
-    "no devices": lambda call: [object()] if call == 1 else [Device("late")],
     "a generator that breaks": lambda call: (1 // 0 for _ in range(2)) if call == 1 else [Device("late")],
     "a million": lambda call: itertools.repeat(Device("x"), 10**6) if call == 1 else [Device("late")],
-    "names twice": lambda call: [Device("x"), Device("x")] if call == 1 else [Device("late")],
 }
 
 

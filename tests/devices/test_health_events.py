@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device, Health, Pool, Taint
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices import health_events
@@ -18,10 +19,9 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
-from dra_kubeletplugin.resourceapi.usage.rows import DeviceRow, HealthRow
-from dra_kubeletplugin.resourceapi.usage.usage import count_usage
 from dra_kubeletplugin.resourceapi.validation.slices import validate_device
-from dra_kubeletplugin.testing import node_with
+from dra_tools.usage.rows import DeviceRow, HealthRow
+from dra_tools.usage.usage import count_usage
 from tests.helpers.devices import published_devices
 from tests.helpers.drivers import HealthReportingDriver
 from tests.helpers.publisher import scripted_api_server

@@ -12,6 +12,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
@@ -19,9 +21,7 @@ from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.health_monitor import HealthMonitor
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 HEALTHY, UNHEALTHY, UNKNOWN = health_v1_pb2.HEALTHY, health_v1_pb2.UNHEALTHY, health_v1_pb2.UNKNOWN

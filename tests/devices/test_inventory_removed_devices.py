@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.devices.pool_content import GONE
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")
@@ -64,8 +65,7 @@ async def test_a_partition_removed_while_no_plugin_ran_stays_published_with_its_
         await node.stop()
         driver.pulled = pulled
         if records == "lost":  # The pool's recorded file contains the same data.
-            for path in node.plugin.settings.plugin_dir.glob("records.journal*"):
-                path.unlink()
+            shutil.rmtree(node.plugin.settings.records_path)
         for _ in range(2):
             await node.start()
             found = devices(node.cluster.slices())

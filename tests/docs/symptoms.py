@@ -9,9 +9,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import AsyncApi
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import AsyncApi
 
 PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"
 _SYMPTOM = re.compile(r"^### (.+?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
@@ -66,15 +66,18 @@ async def command_output(cluster: LocalCluster, command: str, *words: str) -> st
     return out.getvalue()
 
 
-async def event_message(cluster: LocalCluster, name: str, reason: str) -> list[str]:
-    """Waits for an event with the reason. Returns all events of the object as `kubectl describe` shows them."""
+async def event_message(cluster: LocalCluster, name: str, reason: str, words: str = "") -> list[str]:
+    """Waits for an event with the reason, whose message contains ``words``.
+
+    Returns all events of the object as `kubectl describe` shows them.
+    """
     api = AsyncApi(cluster)
 
     async def matching_events() -> list[str]:
         found = await api.events(name)
         return (
             [f"{e.type} {e.reason} from {e.source}: {e.message}" for e in found]
-            if any(e.reason == reason for e in found)
+            if any(e.reason == reason and words in e.message for e in found)
             else []
         )
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.localcluster.runtime import runc
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.localcluster.runtime import runc
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
     return subprocess.run(
-        [sys.executable, *args], capture_output=True, text=True, cwd=ROOT, env=env, timeout=90, check=False
+        [sys.executable, *args], capture_output=True, text=True, cwd=cwd, env=env, timeout=90, check=False
     )
 
 
@@ -62,7 +62,7 @@ def test_the_demo_runs_a_real_container_if_runc_is_installed() -> None:
             ["run", "drivers/pci", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
             "has no folder plugins_registry",
         ),
-        (["claims", "--kubelet-root", "/nowhere-at-all"], "no record journal below"),
+        (["claims", "--kubelet-root", "/nowhere-at-all"], "there are no claim records below"),
         (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
     ],
 )
@@ -115,8 +115,8 @@ def snippets(page: str = "README.md") -> list[str]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 async def test_the_first_driver_of_a_page_works_unchanged(page: str, tmp_path: Path) -> None:
+    from dra_devkit.testing import node_with
     from dra_kubeletplugin.driver import load_driver
-    from dra_kubeletplugin.testing import node_with
 
     file = tmp_path / "driver.py"
     file.write_text(snippets(page)[0])
@@ -142,6 +142,29 @@ def test_every_snippet_of_the_readme_is_python() -> None:
     assert len(snippets()) == 3
     for snippet in snippets():
         compile(snippet, "README.md", "exec")
+
+
+def test_the_test_in_the_readme_of_the_devkit_passes_in_a_new_package(tmp_path: Path) -> None:
+    readme = (ROOT / "packages/devkit/README.md").read_text()
+    assert "dra new acme-fpga --kind chardev && cd acme-fpga" in readme
+    made = run(
+        "-m",
+        "dra_kubeletplugin",
+        "new",
+        "acme-fpga",
+        "--kind",
+        "chardev",
+        "--driver-name",
+        "fpga.acme.com",
+        "-C",
+        str(tmp_path),
+    )
+    assert made.returncode == 0, made.stderr
+    [test] = snippets("packages/devkit/README.md")
+    (tmp_path / "acme-fpga/tests/test_readme.py").write_text(test)
+    options = ("-q", "-p", "no:cacheprovider", "-p", "dra_devkit.pytest_plugin")
+    done = run("-m", "pytest", *options, "tests/test_readme.py", cwd=tmp_path / "acme-fpga")
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_readme_states_the_number_of_recorded_cases() -> None:

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Quantity
-from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.metadata.document import decode
-from dra_kubeletplugin.testing import (
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import (
     ClaimSpec,
     PodError,
     Request,
@@ -24,6 +21,9 @@ from dra_kubeletplugin.testing import (
     pod,
     template,
 )
+from dra_kubeletplugin import Quantity
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.metadata.document import decode
 
 GUIDE = (Path(__file__).parents[2] / "docs/drivers.md").read_text()
 FILES = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", GUIDE, re.DOTALL))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.analysis import from_files
+from dra_tools import from_files
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(p for p in EXAMPLES.iterdir() if p.is_dir() and p.name[:2].isdigit())

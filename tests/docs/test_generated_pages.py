@@ -14,7 +14,8 @@ import msgspec
 import pytest
 import yaml
 
-from dra_kubeletplugin.host.fake import described, schema
+from dra_devkit.hosts import described, schema
+from tests.tools.tree import SOURCES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -89,9 +90,9 @@ def test_the_example_of_a_described_host_is_valid_and_has_every_key(generate: Mo
 
 def test_the_proposals_page_names_existing_paths_and_all_examples() -> None:
     text = (DOCS / "proposals.md").read_text()
-    package = ROOT / "src/dra_kubeletplugin"
+    roots = [ROOT, *SOURCES]
     for path in re.findall(r"`([a-z_/]+(?:/|\.py))`", text):
-        assert (package / path).exists() or (ROOT / path).exists(), path
+        assert any((root / path).exists() for root in roots), path
     for path in re.findall(r"`(drivers/\w+)`", text):
         assert (ROOT / path).is_dir(), path
     examples = {p.name[:2] for p in (ROOT / "examples").glob("[0-9]*")}
@@ -118,7 +119,7 @@ def test_every_proposal_of_the_reference_texts_has_a_section() -> None:
 
 def test_the_security_page_agrees_with_the_manifests() -> None:
     """The page repeats users and capabilities of the manifests, and it is not generated."""
-    templates = ROOT / "src/dra_kubeletplugin/packaging/manifests/source/templates"
+    templates = ROOT / "packages/devkit/src/dra_devkit/packaging/manifests/source/templates"
     page = (DOCS / "security.md").read_text()
     for part in ("controller", "webhook"):
         assert f"| {part} | 65532 |" in page
@@ -136,6 +137,7 @@ def test_the_security_page_agrees_with_the_manifests() -> None:
     assert {a or b for a, b in mounted} == {
         "{{ .Values.kubeletRoot }}/plugins_registry",
         "{{ .Values.kubeletRoot }}/plugins",
+        "{{ .Values.kubeletRoot }}/pod-resources",
         "{{ .Values.cdiRoot | quote }}",
         "/dev",
     }

@@ -28,7 +28,11 @@ from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("docs/guides/*.md"), ROOT / "docs/drivers.md", ROOT / "docs/testing.md", ROOT / "examples/README.md"]
+    [
+        *ROOT.glob("docs/guides/*.md"),
+        *(ROOT / f for f in ("docs/drivers.md", "docs/testing.md", "examples/README.md")),
+        *(ROOT / f"packages/{name}/README.md" for name in ("tools", "conformance")),
+    ]
 )
 _STARTS_CLUSTER = re.compile(r"dra dev (-|\S*[./])")
 _NEEDS_CLONE = "a clone of the repository"
@@ -137,7 +141,7 @@ def test_a_page_works_as_shown(page: Path, shell: Shell) -> None:
     if tests:
         if "pytest.ini" not in shown.files:
             (shell.folder / "pytest.ini").write_text("[pytest]\n")
-        argv = f"{sys.executable} -m pytest -q -p no:cacheprovider -p dra_kubeletplugin.pytest_plugin {' '.join(tests)}"
+        argv = f"{sys.executable} -m pytest -q -p no:cacheprovider -p dra_devkit.pytest_plugin {' '.join(tests)}"
         output = shell.run(argv)
         assert re.search(r"^\d+ passed in", output, re.MULTILINE), output
     if shown.needs_kubectl and not shutil.which("kubectl"):

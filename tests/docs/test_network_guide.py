@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.localcluster.runtime.images import Images
+from dra_devkit.localcluster.runtime.interface import ContainerConfig, ContainerState, LogOptions, Role, Sandbox
+from dra_devkit.localcluster.runtime.runc import Runc
+from dra_devkit.localcluster.runtime.runc_runtime import RuncRuntime
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.localcluster.runtime.images import Images
-from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, ContainerState, LogOptions, Role, Sandbox
-from dra_kubeletplugin.localcluster.runtime.runc import Runc
-from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
-from dra_kubeletplugin.testing import node_with
-from tests.docs.test_guides import ROOT
 from tests.helpers.pages import Page
+from tests.tools.tree import ROOT
 
 pytestmark = [pytest.mark.runc, pytest.mark.netns]
 NAME_IN_GUIDE = "dranic0"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.analysis import ReasonKind
-from dra_kubeletplugin.analysis.reader import EVERYTHING
+from dra_tools import ReasonKind
+from dra_tools.reader import EVERYTHING
 
 PAGE = (Path(__file__).parents[2] / "docs/operators.md").read_text()
 

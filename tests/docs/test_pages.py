@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +19,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 PAGES = sorted(
     p
-    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md")]
+    for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("packages/*/*.md")]
 )  # fmt: skip
 
 
@@ -34,7 +36,7 @@ def unexpected_words(command: str) -> list[str]:
         return []
     parsers = cli.commands()
     length = next((n for n in (2, 1) if " ".join(words[:n]) in parsers), 0)
-    if not length or words[0] in cli.OF_DRIVERS:  # A driver adds options.
+    if not length or cli.COMMANDS[words[0]].driver_options:  # A driver adds options.
         return []
     rest: list[str] = []
     with contextlib.suppress(SystemExit):  # --help, or an option without its value in a sentence
@@ -74,10 +76,15 @@ def test_every_command_has_the_arguments_that_its_parser_accepts(page: Path) -> 
     assert {c: words for c in commands if (words := unexpected_words(c))} == {}
 
 
+def pages_of(menu: Iterable[Any]) -> Iterator[str]:
+    """Yields the pages of a menu: its entries are pages, or sections with a title and entries."""
+    for entry in menu:
+        yield from [entry] if isinstance(entry, str) else pages_of(next(iter(entry.values())))
+
+
 def test_every_page_is_in_the_menu_once() -> None:
     menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)["nav"]  # noqa: S506 a subclass of SafeLoader
-    listed = [page for entry in menu for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
-    assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
+    assert sorted(pages_of(menu)) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
 
 
 def test_the_settings_of_the_site_have_no_duplicate_key() -> None:
@@ -94,7 +101,7 @@ def test_every_attack_of_the_security_page_names_a_test_that_exists() -> None:
     attacks = [row for row in rows if row.startswith("| ") and not row.startswith("| who |")]
     assert len(attacks) > 20
     for row in attacks:
-        test_paths = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        test_paths = re.findall(r"`((?:packages/\w+/)?tests/[\w/]+\.py)`", row)
         assert test_paths, f"no test in: {row}"
         for path in test_paths:
             assert (ROOT / path).is_file(), path

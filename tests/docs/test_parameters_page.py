@@ -11,16 +11,16 @@ import pytest
 import yaml
 from msgspec import Meta
 
+from dra_devkit.json_schema import json_schema
+from dra_devkit.localcluster.apiserver import manifest_validation
+from dra_devkit.packaging.manifests import values_validation
+from dra_devkit.packaging.manifests.source_reader import load_source
+from dra_devkit.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Config
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.driver.config.json_schema import json_schema
 from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
-from dra_kubeletplugin.localcluster.apiserver import manifest_validation
-from dra_kubeletplugin.packaging.manifests import values_validation
-from dra_kubeletplugin.packaging.manifests.source_reader import load_source
-from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from tests.helpers.parameters import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()

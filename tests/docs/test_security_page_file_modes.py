@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()

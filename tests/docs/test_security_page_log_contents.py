@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Config, ContainerEdits
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 
 

@@ -7,38 +7,55 @@ import contextlib
 import io
 import json
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
-from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, PermanentError, Pool, RetryableError
-from dra_kubeletplugin.analysis.doctor import runtimes
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, pods
+from dra_kubeletplugin import (
+    CounterSet,
+    Device,
+    Driver,
+    Health,
+    Nodes,
+    PermanentError,
+    Pool,
+    PreparedDevice,
+    RecoveredClaim,
+    RetryableError,
+    Version,
+)
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings
 from dra_kubeletplugin.base.telemetry.logs import TextFormatter
-from dra_kubeletplugin.claims.store.lines import FORMAT
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims.record import VERSION, encode_record
+from dra_kubeletplugin.claims.store.records import file_name
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell import loop_watchdog
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.driver.class_validation import make
 from dra_kubeletplugin.errors import DraError, SettingsError
 from dra_kubeletplugin.kube import ApiConfig
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, pods
+from dra_tools.doctor import runtimes
+from packages.devkit.tests.packaging.manifests.deployed import config_of
 from tests.docs.symptoms import PRODUCERS, event_message, explanation, missing_lines, produces, symptoms
 from tests.helpers import objects
-from tests.helpers.crash.record_stores import append_body, records_locked, set_format
+from tests.helpers.crash.record_stores import damage_body, records_locked, remove_records, set_version
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 from tests.helpers.nimbus_n4 import HALF, ONE_CARD, Nimbus
-from tests.packaging.manifests.deployed import config_of
-from tests.plugin.test_node import allocate, prepare_call, ref
+from tests.helpers.node_steps import allocate, prepare_call, ref
 
 PREPARE = "FailedPrepareDynamicResources"
 
@@ -61,9 +78,9 @@ def test_missing_lines_returns_the_lines_that_were_not_observed() -> None:
     assert missing_lines(["a <name> b"], ["a b", "a x bc"]) == ["a <name> b"]
 
 
-async def apply_pod(node: DriverNode[Any], spec: ClaimSpec | None = None) -> None:
+async def apply_pod(node: DriverNode[Any], name: str = "pod") -> None:
     """Applies a pod as ``node.apply_pod`` does, but also while the plugin does not run."""
-    await node.api.apply(pods.template("t", spec or ClaimSpec(Request())), pods.pod("pod", templates=["t"]))
+    await node.api.apply(pods.template("t", ClaimSpec(Request())), pods.pod(name, templates=["t"]))
 
 
 async def wait_until(node: DriverNode[Any], what: str, check: Callable[[], object]) -> None:
@@ -335,6 +352,17 @@ async def device_still_held() -> list[str]:
         return seen
 
 
+@produces("A claim was deleted while its pod runs")
+async def claim_deleted_in_use() -> list[str]:
+    async with node_with(make_toy_class(), reconcile_interval=0.1) as node:
+        await node.run_pod()
+        claim = await node.claim_of("pod")
+        name = claim["metadata"]["name"]
+        await node.cluster.client.patch(CLAIMS, name, {"metadata": {"finalizers": None}}, "default")
+        await node.api.remove("ResourceClaim", name)
+        return await event_message(node.cluster, name, "DeletedClaimHeld")
+
+
 @produces("The card is in another state")
 async def card_in_another_state() -> list[str]:
     class Newer(Nimbus):
@@ -403,7 +431,7 @@ async def unprepare_fails() -> list[str]:
         return seen
 
 
-async def claims_command(node: DriverNode[Any]) -> str:
+async def claims_command(node: DriverNode[Any], *words: str) -> str:
     """Returns the output of ``dra claims`` on the node."""
     out, settings = io.StringIO(), node.plugin.settings
     options = [
@@ -415,7 +443,7 @@ async def claims_command(node: DriverNode[Any]) -> str:
         settings.driver_name,
     ]
     with contextlib.redirect_stdout(out):
-        await asyncio.to_thread(main, ["claims", *options])
+        await asyncio.to_thread(main, ["claims", *words, *options])
     return out.getvalue()
 
 
@@ -446,7 +474,8 @@ async def no_plugin_to_unprepare() -> list[str]:
 @produces("The plugin does not run")
 async def plugin_does_not_run() -> list[str]:
     with pytest.raises(SettingsError) as error:
-        Settings(driver_name="toy.example.com", node_name="node-1", kubelet_root=Path("/var/lib/kubelt")).check()
+        roots = {"kubelet_root": Path("/nowhere/kubelt"), "cdi_root": Path(os.environ["CDI_ROOT"])}
+        Settings(driver_name="toy.example.com", node_name="node-1", **roots).check()
     seen = [str(error.value)]
     async with node_with(make_toy_class()) as node:
         second = DriverNode(node.cluster, make_toy_class(), node.settings)
@@ -535,7 +564,8 @@ async def scan_faults() -> list[str]:
 async def device_not_published() -> list[str]:
     class WithUnknownCounter(Toy):
         async def devices(self) -> list[Device]:
-            return [*await super().devices(), Device("toy-9", consumes_counters={"card": {"slices": 1}})]
+            odd = Device("toy-9", consumes_counters={"card": {"slices": 1}})
+            return [*await super().devices(), odd, Device("toy-10", {"firmware": Version("6.19.14.31400000")})]
 
     async with node_with(WithUnknownCounter) as node:
         seen = await event_message(node.cluster, node.cluster.node.name, "DeviceNotPublished")
@@ -555,26 +585,152 @@ async def health_unknown() -> list[str]:
 # --- records ----------------------------------------------------------------------------------------
 
 
-@produces("The journal was set aside")
-async def journal_set_aside() -> list[str]:
-    async with node_with(make_toy_class()) as node:
-        await node.run_pod()
+@contextlib.contextmanager
+def log_of_records() -> Iterator[list[str]]:
+    """Collects the log lines about repairs of the records."""
+    lines: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, listener = logging.getLogger("dra_kubeletplugin.claims.store.folder"), Listener()
+    logger.addHandler(listener)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(listener)
+
+
+async def repair_reports(node: DriverNode[Any], words: str, event: str = "") -> list[str]:
+    """Waits until /readyz contains ``words``, and an event of the node too, or ``event``. Returns the lines and the events."""
+    seen = await wait_for_readiness_line(node, words)
+    await node.plugin.claims.alerts.check()
+    return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsSetAside", event or words)]
+
+
+async def record_file(node: DriverNode[Any], pod: str = "pod") -> Path:
+    claim = await node.claim_of(pod)
+    return node.settings.records_path / file_name(claim["metadata"]["uid"])
+
+
+def damage_head(file: Path) -> None:
+    file.write_bytes(b"X" + file.read_bytes()[1:])
+
+
+def remove_note(node: DriverNode[Any], file: Path) -> None:
+    ClaimSpecs(node.settings.cdi_root, node.settings.driver_name).remove_note(file.stem)
+
+
+@produces("A file of the records was damaged or removed")
+async def damaged_and_removed_files() -> list[str]:
+    with log_of_records() as log:
+        async with node_with(make_toy_class()) as node:
+            await node.run_pod()
+            damage_head(await record_file(node))
+            seen = await repair_reports(node, "was damaged")
+            (await record_file(node)).unlink()
+            seen += await wait_for_readiness_line(node, "was removed")
+            assert not await node.plugin.not_ready()
+    return [*log, *seen]
+
+
+@produces("The folder of the records was removed")
+async def removed_folder() -> list[str]:
+    with log_of_records() as log:
+        async with node_with(make_toy_class()) as node:
+            await node.run_pod("first")
+            await node.run_pod()
+            remove_records(node.settings.records_path)
+            seen = await repair_reports(node, "lost and written again")
+            await node.run_pod("third")
+    return [*log, *seen]
+
+
+@produces("The first line of a file is damaged")
+async def head_damaged_without_a_copy() -> list[str]:
+    with log_of_records() as log:
+        async with node_with(make_toy_class()) as node:
+            await node.run_pod("first")
+            file = await record_file(node, "first")
+            await node.stop()
+            damage_head(file)
+            remove_note(node, file)
+            await node.start()
+            seen = await repair_reports(node, "has no recover()", event="set aside")
+            await node.apply_pod()
+            seen += [*await wait_for_prepare_event(node, "HARDWARE_UNKNOWN"), await claims_command(node)]
+            seen += [line for line in node.plugin.metrics.text().decode().splitlines() if "damaged_total" in line]
+            assert "forgotten" in await claims_command(node, "forget", file.stem, "--yes")
+            await node.api.wait_running("pod")
+    return [*log, *seen]
+
+
+async def test_with_recover_a_damaged_first_line_needs_no_operator() -> None:
+    class Recovering(Toy):
+        async def recover(self) -> list[RecoveredClaim]:
+            return [
+                RecoveredClaim(uid=uid, devices=[PreparedDevice(request="", pool="node-1", name=n) for n in names])
+                for uid, names in self.state.items()
+            ]
+
+    async with node_with(Recovering) as node:
+        await node.run_pod("first")
+        file = await record_file(node, "first")
         await node.stop()
-        node.settings.records_path.write_bytes(b"nonsense" * 1000)
+        damage_head(file)
+        remove_note(node, file)
         await node.start()
-        seen = await wait_for_readiness_line(node, "rebuilt")
-        await node.plugin.claims.alerts.check()
-        return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsSetAside")]
+        await wait_for_readiness_line(node, f"1 claim reported by the driver: {file.stem}")
+        await node.run_pod(count=3)
+        assert await node.plugin.not_ready() == []
+        (line,) = [line for line in (await claims_command(node)).splitlines() if file.stem in line]
+        assert line.split()[1:] == ["?/?", file.stem, "Prepared", "toy-0", line.split()[-2], "recovered"]
+        await node.delete_pod("first")
+        await node.run_pod("last")
 
 
 @produces("One record cannot be read")
 async def unreadable_record() -> list[str]:
-    async with node_with(make_toy_class()) as node:
+    driver = make_toy_class()
+    driver.count = 1
+    async with node_with(driver) as node:
         await node.run_pod()
-        (record,) = await node.plugin.claims.store.all()
-        append_body(node.settings.records_path, record, b"nonsense")
+        file = await record_file(node)
+        await node.stop()
+        damage_body(node.settings.records_path, file.stem)
+        remove_note(node, file)
+        await node.start()
         await node.plugin.claims.alerts.check()
-        return await event_message(node.cluster, "pod", "RecordUnreadable")
+        seen = [*await event_message(node.cluster, "pod", "RecordUnreadable"), await claims_command(node)]
+        claim = await node.claim_of("pod")
+        await node.api.remove("Pod", "pod")
+        await node.api.remove("ResourceClaim", claim["metadata"]["name"])
+        await apply_pod(node, "second")
+        seen += await wait_for_prepare_event(node, "DEVICE_HELD", "second")
+        assert "forgotten" in await claims_command(node, "forget", file.stem, "--yes")
+        await node.api.wait_running("second")
+        return seen
+
+
+@produces("Two claims have one device")
+async def two_claims_with_one_device() -> list[str]:
+    driver = make_toy_class()
+    with log_of_records() as log:
+        async with node_with(driver) as node:
+            await node.run_pod()
+            (record,) = await node.plugin.claims.store.all()
+            await node.stop()
+            newer = msgspec.structs.replace(
+                record, uid="00000000-0000-0000-0000-000000000001", created=record.created + 1
+            )
+            path = node.settings.records_path / file_name(newer.uid)
+            path.write_bytes(encode_record(newer, newer.holds()))
+            await node.start()
+            seen = await repair_reports(node, "two claims")
+            assert [r.uid for r in await node.plugin.claims.store.all()] == [record.uid]
+            assert ("unprepare", newer.uid) not in driver.calls
+    return [*log, *seen]
 
 
 @produces("Records cannot be written")
@@ -599,13 +755,17 @@ async def recover_fails() -> list[str]:
         return [*seen, *await event_message(node.cluster, "pod", PREPARE)]
 
 
-@produces("The records are newer than the plugin")
-async def newer_records() -> list[str]:
+@produces("A newer version wrote a record")
+async def newer_record() -> list[str]:
     async with node_with(make_toy_class()) as node:
+        await node.run_pod("old")
+        file = await record_file(node, "old")
         await node.stop()
-        set_format(node.settings.records_path, FORMAT + 2)
+        set_version(node.settings.records_path, file.stem, VERSION + 1)
         await node.start()
-        return await wait_for_readiness_line(node, "format")
+        await node.run_pod()  # Other claims are not affected.
+        await node.plugin.claims.alerts.check()
+        return [*await event_message(node.cluster, "old", "RecordUnreadable"), await claims_command(node)]
 
 
 @produces("The driver blocks the event loop")

@@ -158,7 +158,7 @@ def test_the_error_names_the_holder(folder: Path) -> None:
 
 def test_a_lock_file_that_cannot_be_created_is_an_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(HardwareLockedError, match=r"cannot be taken: .*Not a directory"), lock(tmp_path / "file"):
+    with pytest.raises(HardwareLockedError, match=r"cannot be taken: .*File exists"), lock(tmp_path / "file"):
         pass
 
 
@@ -268,3 +268,20 @@ async def test_a_cancelled_or_failed_wait_closes_its_file(folder: Path) -> None:
             _in_thread(lambda: lock(folder, timeout=0).__enter__())
         assert open_files() == 1
     assert open_files() == 0
+
+
+def test_a_waiting_call_gets_the_lock_also_if_its_folder_is_removed_meanwhile(folder: Path) -> None:
+    acquired = threading.Event()
+
+    def wait_for_it() -> None:
+        with lock(folder):
+            acquired.set()
+
+    with lock(folder):
+        waiter = threading.Thread(target=wait_for_it)
+        waiter.start()
+        (file,) = folder.iterdir()
+        file.unlink()
+        folder.rmdir()
+    assert acquired.wait(60)
+    waiter.join()

@@ -288,7 +288,9 @@ def test_a_failing_check_of_options_is_reported_with_its_line() -> None:
 def test_a_driver_cannot_declare_an_option_with_the_flag_of_a_command() -> None:
     """The list in driver/options.py must contain the flags of all commands."""
     commands = cli.commands()
-    flags = {flag for name in cli.OF_DRIVERS for flag in commands[name].flags} | set(cli.parser().flags)
+    flags = {flag for name, c in cli.COMMANDS.items() if c.driver_options for flag in commands[name].flags} | set(
+        cli.parser().flags
+    )
     names = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     for name in sorted(names):
         with pytest.raises(DriverError, match=r"is an option of `dra` itself"):

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import pytest
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import DriverNode, controller_on, node_with, plugin_on
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import DriverNode, controller_on, node_with, plugin_on
 from tests.helpers.dev_process import run_dev
 
 HOST = "virtual-machine"

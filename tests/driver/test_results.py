@@ -36,7 +36,7 @@ CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
 
 
 def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
-    record = Record(UID, "ns", "n", State.PREPARING, "boot", "", {})
+    record = Record(UID, "ns", "n", State.PREPARING, "boot")
     complete(record, claim, result, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
     return record
 
@@ -99,7 +99,7 @@ def test_a_mount_of_a_host_path_is_a_bind_mount_by_default() -> None:
 def test_the_source_of_a_tmpfs_mount_is_not_a_host_path() -> None:
     edits = ContainerEdits(mounts=[Mount(host_path="tmpfs", container_path="/x", type="tmpfs")])
     assert list(edits.host_paths()) == []
-    assert record_of([DEVICE.prepared(edits)]).doc["cdi"]
+    assert record_of([DEVICE.prepared(edits)]).cdi
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(st.characters(exclude_categories=()), max_size=5), max_size=3))
@@ -123,7 +123,7 @@ def test_each_host_path_of_a_container_must_exist(tmp_path: Path, kind: str) -> 
     with pytest.raises(HostPathMissingError, match="host-file of device d is not on the host"):
         record_of([DEVICE.prepared(edits)])
     path.symlink_to("/only/the/host/sees/this")
-    assert record_of([DEVICE.prepared(edits)]).doc["cdi"]
+    assert record_of([DEVICE.prepared(edits)]).cdi
 
 
 def test_in_a_container_only_paths_below_dev_are_checked(tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def test_in_a_container_only_paths_below_dev_are_checked(tmp_path: Path) -> None
         mounts=[Mount(host_path="/opt/vendor/lib", container_path="/x")],
         hooks=[Hook(hook_name="createContainer", path="/opt/vendor/hook")],
     )
-    assert record_of([DEVICE.prepared(outside)], tmp_path).doc["cdi"]
+    assert record_of([DEVICE.prepared(outside)], tmp_path).cdi
     for path in ("/dev/toy/0", "/dev//toy/./0", "/dev/x/../toy/0"):
         inside = DEVICE.prepared(ContainerEdits(mounts=[Mount(host_path=path, container_path="/x")]))
         with pytest.raises(HostPathMissingError):
             record_of([inside], tmp_path)
         (tmp_path / "toy").mkdir()
         (tmp_path / "toy/0").touch()
-        assert record_of([inside], tmp_path).doc["cdi"]
+        assert record_of([inside], tmp_path).cdi
         (tmp_path / "toy/0").unlink()
         (tmp_path / "toy").rmdir()
 
@@ -180,8 +180,8 @@ def test_the_record_contains_data_and_devices() -> None:
     record = record_of([DEVICE.prepared(ContainerEdits(env={"A": "ü"}), data={"a": (1, None)})])
     (device,) = record.devices
     assert device["data"] == {"a": [1, None]}
-    assert record.doc["cdi"]["devices"][0]["containerEdits"] == {"env": ["A=ü"]}
-    assert record_of([DEVICE.prepared()]).doc["cdi"] is None
+    assert record.cdi and record.cdi["devices"][0]["containerEdits"] == {"env": ["A=ü"]}
+    assert record_of([DEVICE.prepared()]).cdi is None
     admin = dataclasses.replace(DEVICE, admin_access=True)
     (device,) = record_of([admin.prepared()], claim=dataclasses.replace(CLAIM, devices=(admin,))).devices
     assert device["adminAccess"] is True

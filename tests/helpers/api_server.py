@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-
-JSON = dict[str, Any]
 
 
 class ApiResponse:
@@ -72,8 +71,8 @@ FEATURES = Features.of(runtime_config={"api/all": True})
 
 
 @contextlib.asynccontextmanager
-async def running_api_server() -> AsyncIterator[ApiCaller]:
-    server = ApiServer(features=FEATURES)
+async def running_api_server(features: Features = FEATURES) -> AsyncIterator[ApiCaller]:
+    server = ApiServer(features=features)
     await server.start()
     try:
         yield ApiCaller(server)

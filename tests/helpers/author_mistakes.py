@@ -13,7 +13,8 @@ HEAD = """from __future__ import annotations
 import msgspec
 
 from dra_kubeletplugin import (
-    Claim, Config, ContainerEdits, CounterSet, Device, Driver, Health, Mount, Pool, PreparedDevice, Quantity, Taint, Version
+    Capacity, Claim, Config, ContainerEdits, CounterSet, Device, Driver, Health, Mount, Pool, PreparedDevice, Quantity, RequestPolicy,
+    Taint, Version
 )
 
 
@@ -117,6 +118,14 @@ def devices_result(name: str, returned: str, *expected: str) -> Mistake:
     return Mistake(name, f"def devices(self):{MARK}\n    return {returned}", expected)
 
 
+def beside_a_good_device(mistake: Mistake) -> Mistake:
+    """Returns the mistake in a driver that has a valid device too, because a driver without any is not ready."""
+    head, word, value = mistake.body.rpartition("return ")
+    is_pool = value.startswith("[Pool(")
+    good = value.replace("[Device(", "[Device('good'), Device(", 1) if is_pool else f"[*{value}, Device('good')]"
+    return replace(mistake, body=f"{head}{word}{good}")
+
+
 def pools(name: str, pool: str, *expected: str) -> Mistake:
     return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", expected)
 
@@ -213,21 +222,6 @@ DEVICES = [
     devices_result("a dict", "{'d-0': Device('d-0')}", "devices() returned dict, not a list of Device: return its values"),
     devices_result("text", "'d-0'", "devices() returned str, not a list of Device"),
     devices_result("one", "Device('d-0')", "put it into a list, `[device]`"),
-    devices_result("names", "[Device('a'), 'b']", "devices() returned a list with str at [1], not Device"),
-    devices_result("two devices with one name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
-    devices_result("a coroutine in a list", "[Device('a'), None]", "a list with NoneType at [1], not Device"),
-    devices("an object", "[Device('d-0', attributes={'x': object()})]", "device 'd-0': attributes['x'] is <object object>: use str, int"),
-    devices("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
-    devices("a float", "[Device('d-0', attributes={'x': 1.5})]", "attributes['x'] is 1.5", "smaller unit"),
-    devices("an unknown value", "[Device('d-0', attributes={'x': None})]", "leave out attributes without a value"),
-    devices("a name of 40 letters", "[Device('d-0', attributes={'x' * 40: 1})]", f"attributes[{'x' * 40}]: the name is too long", "32 bytes"),
-    devices("40 attributes", "[Device('d-0', attributes={f'a{i}': i for i in range(40)})]", "must not exceed 32"),
-    devices("upper case", "[Device('D_0')]", "device 'D_0': name:", "lowercase RFC 1123 label"),
-    devices("a number as a name", "[Device(0)]", "its name is int, not text"),
-    devices("an invalid amount", "[Device('d-0', capacity={'memory': '80GB'})]", "capacity['memory']: '80GB' is not a quantity", "did you mean '80G'?"),
-    devices("an amount below zero", "[Device('d-0', capacity={'memory': -5})]", "capacity['memory']: -5 is below zero"),
-    devices("an effect", "[Device('d-0', taints=[Taint(key='a', effect='NoSchedul')])]", "taints[0].effect", '"NoSchedule"'),
-    devices("groups in a list", "[Device('d-0', compatibility_groups=['x'])]", "compatibility_groups is list: use a mapping of counter sets to lists of groups"),
     devices("no await", "[*super().devices()]", "Value after * must be an iterable, not coroutine: is an `await` missing?"),
     cls("an await of a list", "async def devices(self):\n    return await self._found()  # here\n\ndef _found(self): return []", "object list can't be used in 'await' expression: remove the `await`"),
     cls("a nested event loop", "async def devices(self):\n    import asyncio\n    return asyncio.run(super().devices())  # here", "asyncio.run() cannot be called from a running event loop: `await` it"),
@@ -240,6 +234,23 @@ DEVICES = [
     devices("a keyword of the host", "self.host.pci(vendor=1, zzz=1)", "unexpected keyword argument 'zzz': its parameters are vendor, device, class_code"),
 ]  # fmt: skip
 UNPUBLISHED = [
+    devices_result("names", "['b']", "devices[0]", "str, not Device"),
+    devices_result("two devices with one name", "[Device('D_0'), Device('D_0')]", "devices[1]", "its name 'D_0' is the name of an earlier item of the list: names must be unique"),
+    devices_result("a coroutine in a list", "[None]", "devices[0]", "NoneType, not Device"),
+    devices_result("an object", "[Device('d-0', attributes={'x': object()})]", "d-0", "attributes['x'] is <object object>: use str, int"),
+    devices_result("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
+    devices_result("a float", "[Device('d-0', attributes={'x': 1.5})]", "attributes['x'] is 1.5", "smaller unit"),
+    devices_result("an unknown value", "[Device('d-0', attributes={'x': None})]", "leave out attributes without a value"),
+    devices_result("a name of 40 letters", "[Device('d-0', attributes={'x' * 40: 1})]", f"attributes[{'x' * 40}]: the name is too long", "32 bytes"),
+    devices_result("40 attributes", "[Device('d-0', attributes={f'a{i}': i for i in range(40)})]", "must not exceed 32"),
+    devices_result("upper case", "[Device('D_0')]", "D_0", "name:", "lowercase RFC 1123 label"),
+    devices_result("a number as a name", "[Device(0)]", "devices[0]", "its name is int, not text"),
+    devices_result("an invalid amount", "[Device('d-0', capacity={'memory': '80GB'})]", "capacity['memory']: '80GB' is not a quantity", "did you mean '80G'?"),
+    devices_result("an amount below zero", "[Device('d-0', capacity={'memory': -5})]", "capacity['memory']: -5 is below zero"),
+    devices_result("an effect", "[Device('d-0', taints=[Taint(key='a', effect='NoSchedul')])]", "taints[0].effect", '"NoSchedule"'),
+    devices_result("groups in a list", "[Device('d-0', compatibility_groups=['x'])]", "compatibility_groups is list: use a mapping of counter sets to lists of groups"),
+    devices_result("a version of four numbers", "[Device('d-0', attributes={'x': Version('6.19.14.31400000')})]", "attributes['x']: '6.19.14.31400000'", "use Version.coerce(), or publish it as text"),
+    devices_result("a policy without a minimum", "[Device('d-0', capacity={'m': Capacity(8, RequestPolicy(default=1, step=1))})]", "capacity['m']: a RequestPolicy with max or step needs min"),
     pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
     pools("a counter", "[Device('d-0', consumes_counters={'card': {'memroy': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "counter set 'card' has no counter 'memroy', did you mean 'memory'?"),
     cls("no counter sets", "def devices(self):\n    return [Device('d-0', consumes_counters={'card': {'memory': '1Gi'}})]", "declare it with Pool(counter_sets=[CounterSet(...)]) in pools()"),

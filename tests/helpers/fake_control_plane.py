@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.apiserver.auth import Tokens
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.auth import Tokens
 from tests.helpers.certificates import authority, server_side, signed
 
 ROOT = Path(__file__).parents[2]

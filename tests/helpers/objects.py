@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-JSON = dict[str, Any]
+from dra_kubeletplugin.base.json_types import JSON
+
 DRIVER = "toy.example.com"
 _API = "resource.k8s.io/v1"
 

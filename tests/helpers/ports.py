@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from dra_kubeletplugin.testing.ports import free_port
+from dra_devkit.testing.ports import free_port
 
 __all__ = ["free_port", "refusing_port"]
 

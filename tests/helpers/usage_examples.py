@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra_kubeletplugin import Device, Profile, partitions
-from dra_kubeletplugin.analysis import Snapshot
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.unhealthy_reason import with_reason
+from dra_tools import Snapshot
 from tests.helpers.objects import device_class, pod
 
-JSON = dict[str, Any]
 API = "resource.k8s.io/v1"
 NIMBUS, GPU = "nimbus.example.com", "gpu.example.com"
 A = "resource.kubernetes.io/"

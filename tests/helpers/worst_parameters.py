@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from dra_kubeletplugin import Config, Quantity
+from dra_kubeletplugin.base.json_types import JSON
 
-JSON = dict[str, Any]
 DRIVER = "worst.example.com"
 PARAMETERS = 10 * 1024  # bytes of opaque.parameters of one entry: MaxLen of DeviceConfiguration in resource.k8s.io/v1
 ENTRIES = 32  # entries of a claim; an allocation also has the entries of the classes

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.hosts import described, kernel
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
@@ -19,10 +21,8 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import events
+from dra_kubeletplugin.host.described_events import Listener
 from dra_kubeletplugin.host.events import kernel_events
-from dra_kubeletplugin.host.fake import described, kernel
-from dra_kubeletplugin.host.fake.uevents import Listener
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy, make_toy_class
 
 UEVENT = Path("/sys/class/mem/null/uevent")

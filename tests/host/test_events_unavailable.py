@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.host import events
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
 SRC = Path(__file__).parents[2] / "src"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.hosts import described
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedDevice
 from dra_kubeletplugin.base.settings import Settings, load
-from dra_kubeletplugin.host.fake import described
-from dra_kubeletplugin.testing import node_with
 
 INFORMATION = "driver/acme/cards/0000:17:00.0/information"
 CARD = {
@@ -36,7 +36,8 @@ def test_in_a_pod_proc_is_the_folder_of_the_setting(tmp_path: Path) -> None:
 
 def test_a_missing_proc_folder_is_a_fault_of_the_settings(tmp_path: Path) -> None:
     missing = tmp_path / "no-proc"
-    faults = Settings(driver_name="x.example.com", node_name="n", proc_root=missing).faults()
+    roots = {"kubelet_root": tmp_path, "cdi_root": tmp_path, "proc_root": missing}
+    faults = Settings(driver_name="x.example.com", node_name="n", **roots).faults()
     assert f"--proc-root (PROC_ROOT) {missing} is not a folder: mount the host's /proc there" in faults
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.hosts import described
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import Host
-from dra_kubeletplugin.host.fake import described
 
 FIRMWARE = "bus/pci/devices/0000:19:00.0/firmware"
 MACHINE = {
@@ -65,3 +65,12 @@ def test_the_error_of_a_read_only_sysfs_has_the_likely_cause_and_the_errno(
     ) as raised:
         attached(Privileged, tmp_path).write("devices/x", "1")
     assert (raised.value.errno, raised.value.filename) == (errno.EROFS, str(tmp_path / "devices/x"))
+
+
+def test_a_write_to_a_described_host_without_the_devkit_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".described-host").touch()
+    monkeypatch.setattr("dra_kubeletplugin.host.described_host._KERNEL", "no_devkit.hosts.kernel")
+    with pytest.raises(DriverError, match="needs dra-devkit: pip install dra-devkit"):
+        Host(tmp_path).write("bus/pci/drivers_probe", "0000:19:00.0")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dra_devkit.hosts import described
 from dra_kubeletplugin import Host
 from dra_kubeletplugin.host import procfs
-from dra_kubeletplugin.host.fake import described
 
 # The format of the kernel: numbers are aligned, a name can have two numbers, and a number can have two names.
 DEVICES = """\

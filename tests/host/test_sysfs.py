@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_devkit.hosts import described
 from dra_kubeletplugin import Device, Host
 from dra_kubeletplugin.host import device_attributes, sysfs
-from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.host.pci_names import PciNames
 
 

@@ -23,10 +23,10 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.proxy import Proxy, parse_proxy, proxy_of
 from tests.helpers.certificates import Pair, authority, server_side, signed
+from tests.helpers.kubeconfigs import EXEC_API, config_of, write_config
 from tests.helpers.raw_server import RawServer, http_response, serve_replies
 
 OBJECT = http_response({"kind": "X"})
-API = "client.authentication.k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +40,15 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def config_of(user: Any = None, **cluster: Any) -> dict[str, Any]:
-    return {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k"} | ({"user": "u"} if user is not None else {})}],
-        "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"} | cluster}],
-        "users": [{"name": "u", "user": user}] if user is not None else [],
-    }
-
-
-def written(folder: Path, config: Any, name: str = "config") -> str:
-    path = folder / name
-    path.write_text(config if isinstance(config, str) else json.dumps(config))
-    return str(path)
-
-
 def plugin(folder: Path, body: str) -> dict[str, Any]:
     """Writes an exec plugin. ``body`` is Python code that prints the credential."""
     script = folder / "plugin.py"
     script.write_text(
-        f"import json, sys, time\ndef give(**status):\n    print(json.dumps({{'apiVersion': '{API}', 'kind': 'ExecCredential', 'status': status}}))\n{body}\n"
+        f"import json, sys, time\ndef give(**status):\n    print(json.dumps({{'apiVersion': '{EXEC_API}', 'kind': 'ExecCredential', 'status': status}}))\n{body}\n"
     )
-    return {"exec": {"apiVersion": API, "command": sys.executable, "args": [str(script)], "interactiveMode": "Never"}}
+    return {
+        "exec": {"apiVersion": EXEC_API, "command": sys.executable, "args": [str(script)], "interactiveMode": "Never"}
+    }
 
 
 def b64(path: Path) -> str:
@@ -134,7 +121,7 @@ def test_malformed_files_raise_only_settings_errors(tmp_path: Path, where: str, 
         config[where][0][where[:-1]] = junk
     else:
         config[where] = junk
-    path = written(tmp_path, config)
+    path = write_config(tmp_path, config)
     try:
         assert isinstance(load_config(path), ApiConfig)
     except SettingsError as e:
@@ -148,10 +135,12 @@ async def test_several_files_are_merged_and_paths_are_relative_to_their_file(tmp
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/ca.crt").write_bytes(ca.cert.read_bytes())
     whole = config_of({"token": "t"}, **{"server": "https://127.0.0.1:6443/", "certificate-authority": "ca.crt"})
-    first = written(tmp_path, {k: whole[k] for k in ("current-context", "contexts", "users")}, "first")
-    second = written(tmp_path / "sub", {"clusters": whole["clusters"]}, "second")
+    first = write_config(tmp_path, {k: whole[k] for k in ("current-context", "contexts", "users")}, "first")
+    second = write_config(tmp_path / "sub", {"clusters": whole["clusters"]}, "second")
     paths = os.pathsep.join([first, str(tmp_path / "missing"), second])
-    assert not [f for f in Settings(kubeconfig=paths).faults() if "kubeconfig" in f]
+    assert not [
+        f for f in Settings(kubeconfig=paths, kubelet_root=tmp_path, cdi_root=tmp_path).faults() if "kubeconfig" in f
+    ]
     config = load_config(paths)
     assert config.server == "https://127.0.0.1:6443"
     assert await config.credentials.header() == "Bearer t"
@@ -167,7 +156,7 @@ async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path
     )
     cluster = {k: user_fields.pop(k) for k in list(user_fields) if k.startswith("cert")}
     async with serve_replies(OBJECT, tls=server_side(server, ca.cert)) as peer:
-        path = written(
+        path = write_config(
             tmp_path, config_of(user_fields, server=peer.url, **cluster, **{"tls-server-name": "kubernetes"})
         )
         async with KubeClient(load_config(path)) as client:
@@ -177,7 +166,7 @@ async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path
 async def test_insecure_disables_verification_and_basic_credentials_are_sent(tmp_path: Path, ca: Pair) -> None:
     async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         user = {"username": "x", "password": "y"}
-        path = written(tmp_path, config_of(user, **{"server": peer.url, "insecure-skip-tls-verify": True}))
+        path = write_config(tmp_path, config_of(user, **{"server": peer.url, "insecure-skip-tls-verify": True}))
         async with KubeClient(load_config(path)) as client:
             await client.call("GET", "/x")
         assert b"Authorization: Basic eDp5\r\n" in peer.requests[0]
@@ -186,8 +175,8 @@ async def test_insecure_disables_verification_and_basic_credentials_are_sent(tmp
 def test_a_proxy_of_the_kubeconfig_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://environment:1")
     cluster = {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}
-    assert load_config(written(tmp_path, config_of(**cluster))).proxy == Proxy("environment", 1)
-    path = written(tmp_path, config_of(**cluster, **{"proxy-url": "http://x:y@file:3128"}))
+    assert load_config(write_config(tmp_path, config_of(**cluster))).proxy == Proxy("environment", 1)
+    path = write_config(tmp_path, config_of(**cluster, **{"proxy-url": "http://x:y@file:3128"}))
     assert load_config(path).proxy == Proxy("file", 3128, "Basic eDp5")
 
 
@@ -205,7 +194,7 @@ async def test_an_exec_plugin_is_run_at_the_first_request_and_again_after_a_401(
         return OBJECT if b"Bearer t2" in request else http_response({}, "401 Unauthorized")
 
     async with RawServer(reply) as peer:
-        config = load_config(written(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
+        config = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
         assert not runs.exists()
         async with KubeClient(config) as client:
             await asyncio.gather(*(client.call("GET", "/x") for _ in range(4)))
@@ -224,7 +213,7 @@ async def test_the_time_limit_of_a_request_does_not_include_the_start_of_an_exec
 
     async with RawServer(reply) as peer:
         config = config_of(plugin(tmp_path, "time.sleep(1.1); give(token='t')"), server=peer.url)
-        async with KubeClient(load_config(written(tmp_path, config))) as client:
+        async with KubeClient(load_config(write_config(tmp_path, config))) as client:
             assert await client.dra_version() == "v1"
 
 
@@ -232,7 +221,7 @@ async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkey
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
     runs = tmp_path / "runs"
     body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())), expirationTimestamp='2020-01-01T00:00:00Z')"
-    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    credentials = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     assert await credentials.header() == "Bearer t1"
     async with asyncio.timeout(60):
         while await credentials.header() == "Bearer t1":
@@ -244,7 +233,9 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
     body = f"give(clientCertificateData=open({str(client_cert.cert)!r}).read(), clientKeyData=open({str(client_cert.key)!r}).read())"
     async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"), ca.cert)) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(ca.cert)}
-        async with KubeClient(load_config(written(tmp_path, config_of(plugin(tmp_path, body), **cluster)))) as client:
+        async with KubeClient(
+            load_config(write_config(tmp_path, config_of(plugin(tmp_path, body), **cluster)))
+        ) as client:
             await client.call("GET", "/x")
         assert b"Authorization" not in peer.requests[0]
 
@@ -261,7 +252,7 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
     ],
 )
 async def test_a_failing_exec_plugin_is_a_temporary_api_error(tmp_path: Path, body: str, message: str) -> None:
-    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    credentials = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     for _ in range(2):
         with pytest.raises(ApiError, match=message) as e:
             await credentials.header()
@@ -272,8 +263,8 @@ async def test_a_failing_exec_plugin_is_a_temporary_api_error(tmp_path: Path, bo
 
 
 async def test_the_error_names_a_missing_exec_plugin(tmp_path: Path) -> None:
-    user = {"exec": {"apiVersion": API, "command": "/no/such/plugin"}}
-    credentials = load_config(written(tmp_path, config_of(user))).credentials
+    user = {"exec": {"apiVersion": EXEC_API, "command": "/no/such/plugin"}}
+    credentials = load_config(write_config(tmp_path, config_of(user))).credentials
     with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' returned no credentials"):
         await credentials.header()
 
@@ -284,7 +275,7 @@ async def test_callers_share_a_hanging_exec_plugin_and_time_out_together(
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 2.0)
     gate = tmp_path / "gate"
     body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
-    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    credentials = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     async with asyncio.timeout(100):  # the callers do not wait one after the other
         results = await asyncio.gather(*(credentials.header() for _ in range(64)), return_exceptions=True)
     assert all(isinstance(r, ApiError) and "takes longer than 2s" in str(r) for r in results), results
@@ -306,7 +297,7 @@ async def test_an_exec_plugin_that_never_ends_is_killed_and_run_again(
     first, gate = tmp_path / "first", tmp_path / "gate"
     hangs = f"    open({str(first)!r}, 'w')\n    while not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
     body = f"import os\nif not os.path.exists({str(first)!r}):\n{hangs}give(token='t')"
-    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    credentials = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     try:
         async with asyncio.timeout(100):
             while not first.exists():
@@ -321,10 +312,10 @@ async def test_an_exec_plugin_that_never_ends_is_killed_and_run_again(
 
 async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
-    credentials = load_config(written(tmp_path, config_of({"token": "one"}))).credentials
+    credentials = load_config(write_config(tmp_path, config_of({"token": "one"}))).credentials
     assert await credentials.header() == "Bearer one"
     for content in ("a: [", config_of({"token": "two"})):
-        written(tmp_path, content)
+        write_config(tmp_path, content)
         await credentials.header()
     async with asyncio.timeout(60):
         while await credentials.header() == "Bearer one":
@@ -333,7 +324,7 @@ async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: p
 
 
 async def test_a_changed_token_file_of_a_kubeconfig_is_read(tmp_path: Path) -> None:
-    config = load_config(written(tmp_path, config_of({"tokenFile": "token"})))
+    config = load_config(write_config(tmp_path, config_of({"tokenFile": "token"})))
     with pytest.raises(ApiError, match=str(tmp_path / "token")):
         await config.credentials.header()
     (tmp_path / "token").write_text("one\n")
@@ -353,10 +344,10 @@ async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_read(
     other = authority(tmp_path, "other")
     async with serve_replies(http_response({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(other.cert)}
-        async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=30) as client:
+        async with KubeClient(load_config(write_config(tmp_path, config_of(user, **cluster))), timeout=30) as client:
             with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.call("GET", "/x")
-            written(tmp_path, config_of(user, **{**cluster, "certificate-authority-data": b64(ca.cert)}))
+            write_config(tmp_path, config_of(user, **{**cluster, "certificate-authority-data": b64(ca.cert)}))
             async with asyncio.timeout(60):
                 while not peer.requests:
                     with contextlib.suppress(ApiError):
@@ -458,9 +449,9 @@ def test_an_invalid_proxy_url_is_a_settings_error(url: str) -> None:
 
 def test_only_an_exec_plugin_needs_the_official_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)  # makes the import fail
-    assert load_config(written(tmp_path, config_of({"token": "t"}))).server
+    assert load_config(write_config(tmp_path, config_of({"token": "t"}))).server
     with pytest.raises(SettingsError, match=r"exec plugin .* pip install 'dra-kubeletplugin\[kubeconfig\]'"):
-        load_config(written(tmp_path, config_of(plugin(tmp_path, "give(token='t')"))))
+        load_config(write_config(tmp_path, config_of(plugin(tmp_path, "give(token='t')"))))
 
 
 @pytest.mark.parametrize("user", ["certificate", "token", "exec"])
@@ -472,7 +463,7 @@ def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Pa
         "exec": plugin(tmp_path, "give(token='t')"),
     }
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
-    path = written(tmp_path, config_of(users[user], **cluster))
+    path = write_config(tmp_path, config_of(users[user], **cluster))
     code = (
         "import asyncio, sys; from dra_kubeletplugin.kube import load_config\n"
         "config = load_config(sys.argv[1]); header = asyncio.run(config.credentials.header())\n"
@@ -487,7 +478,7 @@ def test_no_file_with_an_inline_key_remains(tmp_path: Path, ca: Pair) -> None:
     client_cert = signed(tmp_path, ca, "me")
     user = {"client-certificate-data": b64(client_cert.cert), "client-key-data": b64(client_cert.key)}
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
-    path = written(tmp_path, config_of(user, **cluster))
+    path = write_config(tmp_path, config_of(user, **cluster))
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     killed = "import os, sys; from dra_kubeletplugin.kube import load_config; load_config(sys.argv[1]).tls.context(); os.kill(os.getpid(), 9)"
@@ -499,8 +490,10 @@ def test_no_file_with_an_inline_key_remains(tmp_path: Path, ca: Pair) -> None:
 
 
 async def test_the_first_file_with_an_entry_has_priority(tmp_path: Path) -> None:
-    first = written(tmp_path, config_of({"token": "first"}), "first")
-    second = written(tmp_path, config_of({"token": "second", "username": "x"}, server="http://127.0.0.1:2"), "second")
+    first = write_config(tmp_path, config_of({"token": "first"}), "first")
+    second = write_config(
+        tmp_path, config_of({"token": "second", "username": "x"}, server="http://127.0.0.1:2"), "second"
+    )
     config = load_config(os.pathsep.join([first, second]))
     assert config.server == "http://127.0.0.1:1"
     assert await config.credentials.header() == "Bearer first"
@@ -511,6 +504,6 @@ async def test_an_exec_plugin_writes_to_the_terminal_and_not_into_the_credential
 ) -> None:
     """Plugins print an address and a code for the login in a browser, which the user must see."""
     noisy = "import os\nos.write(2, b'open https://login.example.com\\n')\ngive(token='t')"
-    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, noisy)))).credentials
+    credentials = load_config(write_config(tmp_path, config_of(plugin(tmp_path, noisy)))).credentials
     assert await credentials.header() == "Bearer t"
     assert capfd.readouterr().out == ""

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.kube import load_config
 from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.certificates import Pair, authority, server_side, signed
 from tests.helpers.drivers import make_toy_class
+from tests.helpers.node_steps import restarted_plugin
 from tests.helpers.waiting import wait_until
-from tests.plugin.test_node_unreachable_server import restarted_plugin
 
 
 @dataclass

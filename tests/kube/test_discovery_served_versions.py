@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import (
     Capacity,
     Claim,
@@ -21,9 +23,7 @@ from dra_kubeletplugin import (
     RequestPolicy,
     Taint,
 )
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.testing import node_with
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Health, RetryableError
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.record import VERSION
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
-from dra_kubeletplugin.testing import DriverNode, node_with
-from tests.helpers.crash.record_stores import append_body
+from tests.helpers.crash.record_stores import set_version
 from tests.helpers.drivers import HealthReportingDriver, make_toy_class
 from tests.helpers.publisher import scripted_api_server
 from tests.helpers.waiting import wait_until
@@ -107,17 +108,18 @@ async def test_only_devices_in_use_are_reported_when_they_become_unhealthy_or_di
         )
 
 
-async def test_an_unreadable_record_and_a_replaced_database_are_reported() -> None:
+async def test_an_unreadable_record_and_repaired_records_are_reported() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
-        append_body(node.plugin.settings.records_path, record, b"nonsense")
+        set_version(node.plugin.settings.records_path, record.uid, VERSION + 1)
+        await node.plugin.claims.store.check_files()
         await node.plugin.claims.alerts.check()
         found = await event_notes(node, "RecordUnreadable")
         assert (
             "the record of this claim on the node cannot be read, so its devices stay held" in found["Pod"]["message"]
         )
-        node.plugin.claims.store.journal.report.append("the records were damaged")
+        node.plugin.claims.store.folder.report.append("the records were damaged")
         await node.plugin.claims.alerts.check()
         await wait_until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
         (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")

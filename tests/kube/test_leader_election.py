@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube import leader_election as module
 from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 
-JSON = dict[str, Any]
 TIMES = LeaseTimes(duration=15.5, renew_deadline=10, retry=2)
 
 

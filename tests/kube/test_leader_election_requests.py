@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 from dra_kubeletplugin.kube.resource import LEASES
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from tests.helpers.waiting import wait_until
 
 QUICK = LeaseTimes(duration=2.0, renew_deadline=1.5, retry=0.1)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube import reflector as module
@@ -20,7 +21,6 @@ from dra_kubeletplugin.kube.errors import ForbiddenError, GoneError, NotFoundErr
 from dra_kubeletplugin.kube.resource import NODES
 
 SYNCED = ("SYNCED", "")
-JSON = dict[str, Any]
 
 
 class Enough(BaseException):
@@ -113,7 +113,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: server.now))
-        monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[server.chance]))
+        monkeypatch.setattr("random.uniform", lambda *ends: ends[server.chance])
         reflector = Reflector(cast(KubeClient, server), resource, *args, **more)
         seen: list[Any] = []
         with contextlib.suppress(Enough):
@@ -144,12 +144,12 @@ async def test_a_watch_begins_at_the_resource_version_of_the_list(follow: Any) -
     assert reflector.items == {"u-b": obj("b", "8")}
 
 
-async def test_an_empty_selector_is_not_sent_and_the_silence_timeout_is_75_seconds(follow: Any) -> None:
+async def test_an_empty_selector_is_not_sent_and_the_silence_timeout_is_180_seconds(follow: Any) -> None:
     server = Server(listing(), ([], 0))
     await follow(server)
     assert server.asked[0] == ("list", "v1", "", "", 500, "")
     assert "fieldSelector" not in server.query
-    assert server.silence == 75.0
+    assert server.silence == 180.0
 
 
 async def test_a_list_is_read_to_its_last_page_and_reports_additions_changes_and_deletions(follow: Any) -> None:
@@ -390,3 +390,10 @@ async def test_the_reflector_waits_until_the_versions_are_known(follow: Any) -> 
     server = Late(listing(), versions=["v1"])
     reflector, seen = await follow(server, "resourceslices")
     assert (seen, reflector.fault, server.slept) == ([SYNCED], "", [0.1, 0.2])
+
+
+async def test_an_idle_watch_outlives_the_first_bookmark_of_a_real_server(follow: Callable[..., Any]) -> None:
+    """A real server sent the first bookmark of an idle watch after 120 s. A watch that ends earlier logs a warning on each idle node."""
+    server = Server(listing(), ([], 0))
+    await follow(server)
+    assert 120 * 1.25 < server.silence < int(server.query["timeoutSeconds"])

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Check
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.plugin import driver_checks
 from dra_kubeletplugin.plugin.driver_checks import DriverChecks
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 from tests.helpers.waiting import wait_until
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.driver import Driver
@@ -20,7 +21,6 @@ from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.plugin import lifecycle as module
 from dra_kubeletplugin.plugin.lifecycle import Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
 
@@ -225,3 +225,15 @@ async def test_a_plugin_closes_its_connections_and_its_probes_at_its_end(monkeyp
         assert plugin.client not in closed
     assert plugin.client in closed
     assert (plugin.serving, plugin.stopping, await plugin.not_ready()) == (True, True, ["stopping"])
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("", "port {port} of every address"), ("127.0.0.1", "http://127.0.0.1:{port}")]
+)
+async def test_the_log_names_the_addresses_at_which_clients_can_connect(
+    host: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with serve_probes(FakePlugin(), f"{host}:0") as url:
+        (line,) = [t for r in caplog.records if (t := r.getMessage()).startswith("serving metrics")]
+        assert line == f"serving metrics and probes at {shown.format(port=url.rpartition(':')[2])}"

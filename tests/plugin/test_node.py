@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import threading
@@ -11,55 +12,25 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_devkit.testing import ClaimSpec, Request, node_with
+from dra_devkit.testing.pods import claim, pod
 from dra_kubeletplugin import Device, Gate, Health, PermanentError, RetryableError
 from dra_kubeletplugin._proto import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
-    dra_v1beta1_pb2,
-    dra_v1beta1_pb2_grpc,
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
 from dra_kubeletplugin.claims.batch_window import BatchWindow
 from dra_kubeletplugin.errors import DraError
-from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES
 from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
 from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
-from dra_kubeletplugin.testing.pods import claim, pod
 from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, Toy, make_toy_class
+from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
 from tests.helpers.waiting import wait_until
-
-NOTHING = {"files": [], "records": [], "held": []}
-
-
-async def prepare_call(node: Any, *claims: Any, version: str = "v1", authority: str = "localhost") -> Any:
-    pb, stub_module = (dra_v1_pb2, dra_v1_pb2_grpc) if version == "v1" else (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc)
-    request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace=n, name=m, uid=u) for n, m, u in claims])
-    async with dial(node.plugin.paths.dra, authority) as channel:
-        return await stub_module.DRAPluginStub(channel).NodePrepareResources(request, timeout=60)
-
-
-async def retry_prepare(node: Any, uid: str, *claims: Any) -> Any:
-    """Returns the response for a claim, after retries as by the kubelet while the claim is in progress."""
-    async with asyncio.timeout(30):
-        while (response := (await prepare_call(node, *claims)).claims[uid]).error.startswith("STILL_WORKING"):
-            pass
-    return response
-
-
-async def unprepare_call(node: Any, *claims: Any) -> Any:
-    pb = dra_v1_pb2
-    request = pb.NodeUnprepareResourcesRequest(claims=[pb.Claim(namespace=n, name=m, uid=u) for n, m, u in claims])
-    async with dial(node.plugin.paths.dra) as channel:
-        return await dra_v1_pb2_grpc.DRAPluginStub(channel).NodeUnprepareResources(request, timeout=60)
-
-
-def ref(claim_object: Any) -> tuple[str, str, str]:
-    meta = claim_object["metadata"]
-    return meta["namespace"], meta["name"], meta["uid"]
 
 
 async def test_a_pod_gets_its_device_and_its_end_leaves_no_state() -> None:
@@ -154,15 +125,6 @@ async def test_a_claim_of_another_node_is_refused() -> None:
         assert response.claims[claim_object["metadata"]["uid"]].error.startswith("WRONG_NODE:")
 
 
-async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
-    """Creates a claim with an allocation that the test chooses."""
-    (created,) = await node.cluster.apply(claim(name, ClaimSpec()))
-    full_results = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
-    consumer = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
-    status = {"allocation": {"devices": {"results": full_results}}, "reservedFor": [consumer]}
-    return await node.cluster.client.update(CLAIMS, {**created, "status": status}, "status")
-
-
 async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
@@ -176,8 +138,16 @@ async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder(
 
 @pytest.mark.gates("DRAConsumableCapacity")
 async def test_admin_access_and_shares_are_allowed_and_recorded_separately() -> None:
-    async with node_with(make_toy_class()) as node:
+    class ShareableToy(make_toy_class()):  # type: ignore[misc]  # a class that is made for this test
+        async def devices(self) -> list[Device]:
+            return [
+                dataclasses.replace(d, allow_multiple_allocations=d.name == "toy-1") for d in await super().devices()
+            ]
+
+    async with node_with(ShareableToy) as node:
         await node.run_pod()
+        labels = {"resource.kubernetes.io/admin-access": "true"}
+        await node.cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": labels}})
         admin = await allocate(node, "admin", [{"pool": "node-1", "device": "toy-0", "adminAccess": True}])
         shares = [
             await allocate(
@@ -483,7 +453,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_transactio
 
         def count_file_operations(*args: Any, **options: Any) -> Any:
             nonlocal file_operations
-            file_operations += "first" in options  # with a CDI file: the second transaction
+            file_operations += len(args) == 1  # with a CDI file, and without a mode: the second transaction
             return do(*args, **options)
 
         def count_and_run(operations: Any, *, sync: bool) -> Any:

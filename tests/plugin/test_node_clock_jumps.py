@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 from tests.helpers.drivers import make_toy_class
-from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call
 
 HOUR = 3600.0
 NOTHING = {"files": [], "records": [], "held": []}
-NOT_THE_PLUGIN = ("dra_kubeletplugin.localcluster", "dra_kubeletplugin.testing")
+NOT_THE_PLUGIN = ("dra_devkit.localcluster", "dra_devkit.testing")
 
 
 class FakeTimeModule(ModuleType):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, Device, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.harness import ROOT
 from tests.helpers.ports import free_port
 

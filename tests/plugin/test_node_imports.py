@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from bench.apiserver import make_certificate
+from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.kube import KubeClient, config
 from dra_kubeletplugin.kube.resource import NAMESPACES
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
 
 LOADED = """
 import json, sys
 import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugin.node
-dra_kubeletplugin.cli.parser().parse_args(["run", "driver"])
+dra_kubeletplugin.cli.command_parser("run").parse_args(["driver"])
 print(json.dumps(sorted(sys.modules)))
 """
 CONNECTED = """
@@ -54,14 +54,13 @@ HEAVY = {
     "multiprocessing": "nothing here forks",
     "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",
     "encodings.idna": "has tables for names that are no ASCII",
-    "dra_kubeletplugin.resourceapi.usage": "is for a page that nobody may ever look at",
-    "dra_kubeletplugin.plugin.status_page": "as above",
+    "dra_kubeletplugin.plugin.status_page": "is for a page that nobody may ever look at",
     "re2": "is for CEL, which a plugin never evaluates",
-    "dra_kubeletplugin.scheduling.cel": "is evaluated by schedulers and commands",
     "textual": "is for a screen",
     "rich": "comes with textual",
-    "dra_kubeletplugin.localcluster": "the local cluster is for development",
-    "dra_kubeletplugin.testing": "is for tests",
+    "dra_devkit": "is for authors",
+    "dra_tools": "is for operators",
+    "dra_conformance": "is for authors",
 }
 
 

@@ -17,6 +17,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.helpers.crash.harness import DRIVER, ROOT, NodeHarness, node_harness
 from tests.helpers.crash.record_stores import records_locked
+from tests.helpers.pod_resources import listing_pods
 
 pytestmark = pytest.mark.crash
 OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -100,8 +101,7 @@ async def test_a_write_lock_of_a_suspended_process_is_a_clear_error_and_does_not
         await b.start()
         await b.apply_pod("one")
         await b.cluster.wait_running("one")
-        path = b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
-        with records_locked(path):
+        with records_locked(b.records_path):
             await b.apply_pod("two")
             event = await b.until(
                 "the pod's event", lambda: next((e for e in b.cluster.events("two") if "RECORDS_BUSY" in e), None)
@@ -245,7 +245,8 @@ async def test_a_deleted_claim_is_unprepared_after_the_grace_period_and_reported
         (claim,) = b.cluster.claims()
         await b.cluster.client.delete(PODS, "pod", "default", grace=0)
         await b.until("the claim to be deleted", lambda: not b.cluster.claims())
-        await b.until("all devices to be free", b.is_empty)
+        async with listing_pods(b.node.kubelet_root):  # the kubelet of a later start, which no longer has the pod
+            await b.until("all devices to be free", b.is_empty)
         assert (
             "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it "
             f"claim=default/{claim['metadata']['name']} claim_uid={claim['metadata']['uid']}" in b.log.read_text()

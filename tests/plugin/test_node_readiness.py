@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.errors import NotReadyError
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 
@@ -22,7 +22,7 @@ async def test_a_driver_whose_devices_always_fail_is_an_error_with_the_reason_af
         async def devices(self) -> list[Device]:
             raise OSError("the bus is gone")
 
-    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
+    monkeypatch.setattr("dra_devkit.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
     with pytest.raises(
         NotReadyError,
         match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no claim",
@@ -31,18 +31,19 @@ async def test_a_driver_whose_devices_always_fail_is_an_error_with_the_reason_af
             pass
 
 
-async def test_an_overwritten_journal_is_detected_and_repaired_without_a_call() -> None:
+async def test_an_overwritten_record_is_detected_and_repaired_without_a_call() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        path = node.settings.records_path
-        path.write_bytes(os.urandom(path.stat().st_size))
+        (path,) = node.settings.records_path.glob("[!_]*.json")
+        written = path.read_bytes()
+        path.write_bytes(os.urandom(len(written)))
 
         async def is_repaired() -> bool:
-            return any("set aside" in note for note in await node.plugin.notes())
+            return any("was damaged; it is written again" in note for note in await node.plugin.notes())
 
-        await node.cluster.wait("the database to be set aside", is_repaired)
+        await node.cluster.wait("the record to be repaired", is_repaired)
+        assert path.read_bytes() == written
         assert (await node.leftovers())["held"] == ["toy-0"]
-        assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
         await node.delete_pod()
 
 

@@ -4,38 +4,23 @@ not ready, and recovers.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin.kube import ApiConfig, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
-from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
+from tests.helpers.kubeconfigs import EXEC_API, config_of, write_config
+from tests.helpers.node_steps import restarted_plugin
 from tests.helpers.raw_server import http_response, serve_replies
 from tests.helpers.waiting import wait_until
-from tests.kube.test_config import API, config_of, written
 
 PAGE = http_response(b"<html>maintenance</html>", "200 OK", "Content-Type: text/html\r\n")
 REDIRECT = http_response(b"", "307 Temporary Redirect", "Location: https://login.example.com/\r\n")
-
-
-@contextlib.asynccontextmanager
-async def restarted_plugin(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
-    """Starts the node's plugin again, with another configuration of the API server."""
-    await node.stop()
-    plugin = Plugin(type(node.plugin.driver)(), node.settings, config)
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(plugin.running())
-        await asyncio.wait_for(plugin.registration.registered.wait(), 30)
-        yield plugin
 
 
 @pytest.mark.cases(3)
@@ -72,12 +57,12 @@ async def test_an_exec_plugin_that_fails_for_a_while_does_not_stop_the_plugin(
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
     command = tmp_path / "login"
-    user = {"exec": {"apiVersion": API, "command": str(command), "interactiveMode": "Never"}}
+    user = {"exec": {"apiVersion": EXEC_API, "command": str(command), "interactiveMode": "Never"}}
     async with node_with(make_toy_class()) as node:
-        path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
+        path = write_config(tmp_path, config_of(user, server=node.plugin.client.config.server))
         async with restarted_plugin(node, load_config(path)) as plugin:
             await wait_until(lambda: "exec plugin" in plugin.publisher.fault, "a fault")
-            credential = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
+            credential = f'{{"apiVersion": "{EXEC_API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
             command.write_text(f"#!{sys.executable}\nprint('''{credential}''')\n")
             command.chmod(0o755)
             await wait_until(plugin.publisher.published.is_set, "the slices")

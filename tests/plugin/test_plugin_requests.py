@@ -7,21 +7,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from bench import fleet_cluster
+from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin import Device, Driver, Health
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.plugin.node import Plugin
 from tests.helpers.waiting import wait_until
 
-JSON = dict[str, Any]
 OWN = f"spec.driver={fleet_cluster.DRIVER},spec.nodeName=node-0003"
 
 

@@ -12,19 +12,18 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import certificate
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader
-from dra_kubeletplugin.localcluster.apiserver import certificate
 from tests.helpers import worst_parameters
 from tests.helpers.worst_parameters import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Layered, Plain
-from tests.plugin.test_webhook import post, review, running_webhook
+from tests.plugin.webhook_reviews import post, review, running_webhook
 
-JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 READER = ConfigReader(DRIVER, KINDS)
 RESIDENT = 8 * 1024 * 1024
@@ -135,7 +134,7 @@ def test_explain_ends_in_bounded_time(tmp_path: Path, shape: str, capsys: pytest
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     start = time.process_time()
-    assert main(["explain", "-f", str(file), "-n", "ns", "pod/p"]) in {0, 1}
+    assert main(["explain", "-f", str(file), "-n", "ns", "pod/p"]) in {0, 1, 3}
     assert time.process_time() - start < COMMAND
     assert "p" in capsys.readouterr().out
 

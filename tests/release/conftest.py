@@ -1,15 +1,16 @@
-"""Fixtures with the built wheel, and with an environment outside this tree in which the wheel is installed."""
+"""Fixtures with the built wheels, and with an environment outside this tree in which the wheels are installed."""
 
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.shared_folders import shared_folder
-from tests.release import images
-from tests.release.installation import Environment, build
+from tests.release import images, index
+from tests.release.installation import PROJECTS, Environment, build_all, built
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by marker
@@ -26,14 +27,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the wheel and the sdist of this tree."""
-    return shared_folder(tmp_path_factory, "dist", build)
+    """Returns a folder with the wheels and the sdists of this tree."""
+    return shared_folder(tmp_path_factory, "dist", build_all)
 
 
 @pytest.fixture(scope="session")
-def wheel(dist: Path) -> Path:
-    (found,) = dist.glob("*.whl")
-    return found
+def index_url(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serves the wheels of this tree as a package index."""
+    folder = tmp_path_factory.mktemp("index")
+    for name in PROJECTS:
+        index.fill(folder, built(dist, name))
+    with index.served(folder) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +49,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Environment:
-    """Installs the wheel in a separate environment. Its dependencies come from the environment of the tests, not from an index."""
+def installed(dist: Path, tmp_path: Path) -> Environment:
+    """Installs the wheels in a separate environment. Dependencies come from the environment of the tests, not from an index."""
     environment = Environment.make(tmp_path / "environment", shared_packages=Path(sysconfig.get_path("purelib")))
-    environment.install(wheel)
+    environment.install(*(built(dist, name) for name in PROJECTS))
     return environment

@@ -7,15 +7,13 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.config import SERVICE_ACCOUNT
-from tests.packaging.manifests.deployed import Deployed
+from packages.devkit.tests.packaging.manifests.deployed import Deployed
 from tests.release.images import RUN
 from tests.release.installation import clean_environment
-
-JSON = dict[str, Any]
 
 
 @asynccontextmanager

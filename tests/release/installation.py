@@ -1,19 +1,38 @@
-"""Builds this tree, and installs its wheel into new environments."""
+"""Builds the four packages of this tree, and installs their wheels into new environments."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 
 
-def build(folder: Path, source: Path = ROOT, **environment: str) -> None:
-    """Builds the wheel and the sdist as `make dist` does."""
+PROJECTS = {"dra-kubeletplugin": ROOT} | {f"dra-{p.name}": p for p in sorted((ROOT / "packages").iterdir())}
+"""The source folder of each distribution."""
+
+
+def build(folder: Path, source: Path, **environment: str) -> None:
+    """Builds the wheel and the sdist of a distribution as `make dist` does."""
     run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, **environment)
+
+
+def build_all(folder: Path) -> None:
+    for source in PROJECTS.values():
+        build(folder, source)
+
+
+def built(dist: Path, name: str, suffix: str = ".whl") -> Path:
+    """Returns the wheel of a distribution in a folder, or the sdist with ``suffix`` ``.tar.gz``."""
+    (found,) = dist.glob(f"{name.replace('-', '_')}-*{suffix}")
+    return found
 
 
 _OWN_VARIABLES = (
@@ -28,6 +47,8 @@ _OWN_VARIABLES = (
     "PYTHON",
     "ARGS",
     "RELEASE",
+    "PACKAGE",
+    "CHECKOUT",
 )
 
 
@@ -90,3 +111,13 @@ class Environment:
 
     def path(self, command: str) -> str:
         return str(self.folder / "bin" / command)
+
+
+def dependencies_of(dist: Distribution) -> Iterator[Distribution]:
+    """Yields the distributions that are installed with a distribution, without extras and without itself."""
+    for text in dist.requires or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found = distribution(requirement.name)
+            yield found
+            yield from dependencies_of(found)

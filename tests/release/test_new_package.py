@@ -22,14 +22,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
+from dra_devkit.commands.command_args import KINDS
+from dra_devkit.packaging.scaffold import writer
+from dra_devkit.packaging.scaffold.names import MAX_NAME, check_name, near_name
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.command_args import KINDS
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
-from dra_kubeletplugin.packaging.scaffold import writer
-from dra_kubeletplugin.packaging.scaffold.names import MAX_NAME, check_name, near_name
-from tests.release.installation import ROOT, Environment, clean_environment, run
-from tests.release.test_image_contents import dependencies_of
+from tests.release.installation import PROJECTS, ROOT, Environment, clean_environment, dependencies_of, run
 
 ID_OPTIONS = {"pci": ("--vendor-id", "1d94", "--device-id", "0401"), "chardev": (), "sdk": ()}
 
@@ -57,8 +56,10 @@ def package(request: pytest.FixtureRequest, installed: Environment, tmp_path: Pa
 @pytest.mark.timeout(600)
 def test_a_new_package_passes_its_tests_and_lint_and_runs(package: Path) -> None:
     python = str(package / ".venv/bin/python")
-    where = run(python, "-c", "import dra_kubeletplugin; print(dra_kubeletplugin.__file__)", cwd=package)
-    assert where.startswith(str(package.parents[1])), "the test uses the wheel and not this tree"
+    where = run(
+        python, "-c", "import dra_devkit, dra_kubeletplugin as f; print(dra_devkit.__file__, f.__file__)", cwd=package
+    )
+    assert where.count(str(package.parents[1])) == 2, "the test uses the wheels and not this tree"
     assert " passed" in run("make", "test", cwd=package)
     run("make", "lint", f"BIN={package}/.venv/bin", cwd=package, MYPYPATH="src")
     _dev(package)
@@ -78,15 +79,21 @@ def test_strict_pyright_reports_no_error_in_a_new_package(package: Path) -> None
     assert "0 errors, 0 warnings" in run("pyright", cwd=package)
 
 
-def test_a_failed_installation_is_reported_with_the_folder_for_the_framework_s_wheel(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_with_the_folder_for_wheels(tmp_path: Path) -> None:
     package = create_package(tmp_path, "acme-fpga", "chardev")
     (package / ".venv/bin").mkdir(parents=True)
     for tool in ("python", "pip"):  # like an empty index
         (package / ".venv/bin" / tool).write_text("#!/bin/sh\nexit 1\n")
         (package / ".venv/bin" / tool).chmod(0o755)
-    with pytest.raises(AssertionError, match="put its wheel into the folder wheels/, or set FRAMEWORK="):
+    with pytest.raises(AssertionError, match="put the wheels of its packages into the folder wheels/, or set CHECKOUT"):
         run("make", "test", cwd=package)
     assert not (package / ".venv/.installed").exists()
+
+
+def test_a_checkout_replaces_the_four_packages_of_the_index(tmp_path: Path) -> None:
+    package = create_package(tmp_path, "acme-fpga", "chardev")
+    commands = run("make", "--dry-run", "test", f"CHECKOUT={ROOT}", cwd=package)
+    assert set(PROJECTS.values()) == set(map(Path, re.findall(r" -e (/\S+)", commands)))
 
 
 def _dev(package: Path) -> None:
@@ -237,12 +244,14 @@ def test_the_option_of_a_new_driver_begins_with_the_drivers_name(kind: str, tmp_
     assert "nimbus_n4_reserved: Annotated[" in (folder / "src/nimbus_n4/driver.py").read_text()
 
 
-def test_failed_pinning_is_reported_with_the_folder_for_the_framework_s_wheel(tmp_path: Path) -> None:
+def test_failed_pinning_is_reported_with_the_folder_for_wheels(tmp_path: Path) -> None:
     package = create_package(tmp_path, "acme-fpga", "chardev")
     (package / ".venv-lock/bin").mkdir(parents=True)
     (package / ".venv-lock/bin/uv").write_text("#!/bin/sh\nexit 1\n")  # like an empty index
     (package / ".venv-lock/bin/uv").chmod(0o755)
-    with pytest.raises(AssertionError, match=r"cannot be pinned.*put its wheel into the folder wheels/"):
+    with pytest.raises(
+        AssertionError, match=r"cannot be pinned.*put the wheels of its packages into the folder wheels/"
+    ):
         run("make", "lock", cwd=package)
 
 
@@ -301,7 +310,7 @@ def test_a_killed_dra_new_leaves_no_package_and_can_be_repeated(tmp_path: Path) 
     killed = (
         "import os, pathlib\n"
         "from dra_kubeletplugin.cli import main\n"
-        "from dra_kubeletplugin.packaging.scaffold import writer\n"
+        "from dra_devkit.packaging.scaffold import writer\n"
         "writer.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
         f"main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}])\n"
     )
@@ -312,7 +321,7 @@ def test_a_killed_dra_new_leaves_no_package_and_can_be_repeated(tmp_path: Path) 
 
 def test_a_package_cannot_have_the_name_of_a_dependency() -> None:
     """The rule covers the names of distributions and of their modules."""
-    required = ("dra-kubeletplugin", "pytest", "mypy", "ruff", "hatchling")
+    required = ("dra-conformance", "dra-tools", "pytest", "mypy", "ruff", "hatchling")
     modules: dict[str, list[str]] = {}
     for module, distributions in packages_distributions().items():
         for name in distributions:

@@ -10,14 +10,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dra_kubeletplugin.packaging.scaffold import writer
-from dra_kubeletplugin.packaging.scaffold.names import Names
+from dra_devkit.packaging.scaffold import writer
+from dra_devkit.packaging.scaffold.names import Names
 from tests.release.installation import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 REQUIREMENTS = {
     "requirements.txt": PROJECT["project"]["dependencies"],
     "build-requirements.txt": PROJECT["dependency-groups"]["image"],
+}
+DRIVERS = {
+    path.parent: tomllib.loads(path.read_text())["project"]["dependencies"]
+    for path in ROOT.glob("drivers/*/pyproject.toml")
 }
 NEW = {str(path): text for path, text in writer.package_files(Names("sdk", "acme", "acme.example.com"))}
 
@@ -47,6 +51,23 @@ def test_each_pin_is_one_version_with_hashes(name: str) -> None:
     for pin in pins(ROOT / "image" / name).values():
         assert [s.operator for s in pin.specifier] == ["=="], pin
         assert re.search(rf"^{re.escape(pin.name)}=={re.escape(next(iter(pin.specifier)).version)}.*\\\n +--hash=sha256:[0-9a-f]{{64}}", text, re.MULTILINE), pin  # fmt: skip
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda path: path.name)
+def test_each_other_requirement_of_a_driver_is_met_by_its_own_pin(driver: Path) -> None:
+    own = [r for r in map(Requirement, DRIVERS[driver]) if r.name != "dra-kubeletplugin"]
+    pinned = pins(driver / "image/requirements.txt") if own else {}
+    assert {canonicalize_name(r.name) for r in own} == set(pinned)
+    for requirement in own:
+        (pin,) = pinned[canonicalize_name(requirement.name)].specifier
+        assert requirement.specifier.contains(pin.version), f"{requirement} is not met by {pin}: make lock"
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda path: path.name)
+def test_the_image_of_each_driver_has_fewer_than_ten_python_packages(driver: Path) -> None:
+    own = driver / "image/requirements.txt"
+    pinned = set(pins(ROOT / "image/requirements.txt")) | set(pins(own) if own.is_file() else ())
+    assert len(pinned | {"dra-kubeletplugin", "the driver"}) < 10
 
 
 def test_the_image_contains_no_build_tools() -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md work exactly as written with this wheel, and README opens with the demo's output."""
+"""The commands of docs/tutorial.md work exactly as written with these wheels, and README opens with the demo's output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.release.installation import ROOT, Environment, clean_environment, run
 
 PAGE = ROOT / "docs/tutorial.md"
 STEPS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-kubeletplugin"}
-"""Commands that the fixture replaces, because no index contains this wheel."""
+INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-devkit"}
+"""Commands that the fixture replaces, because no index contains these wheels."""
 STARTS_CLUSTER, ENGINE = "make dev", "make image"
 CHANGED = "src/acme_fpga/driver.py"
 """The file that the tutorial changes."""

@@ -17,7 +17,7 @@ DRIVER = '''
 from typing import assert_type
 
 from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, Driver, Health, PreparedClaim, PreparedDevice, Quantity, run
-from dra_kubeletplugin.testing import Node
+from dra_devkit.testing import Node
 
 
 class CardConfig(Config):

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_devkit.scheduling import cel
+from dra_devkit.scheduling.allocator import capacity
 from dra_kubeletplugin import Config, Quantity
 from dra_kubeletplugin.claims.capacity import nano
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.resourceapi.quantity import QuantityError, QuantityRangeError, parse, stored
-from dra_kubeletplugin.scheduling import cel
-from dra_kubeletplugin.scheduling.allocator import capacity
 from tests.helpers.parameters import decode
 
 LARGEST = "1e2147483647"

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Pool, Taint
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver import Role
-from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
 from dra_kubeletplugin.resourceapi.decoding import read_device
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import make_toy_class
+from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.publisher import ScriptedApiServer, running_publisher, scripted_api_server
-from tests.plugin.test_node import allocate, make_toy_class, prepare_call, ref
 
 GROUPED = [
     Device("mig", consumes_counters={"card": {"c": 1}}, compatibility_groups={"card": ["mig"]}),
@@ -117,20 +117,24 @@ async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> 
         assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
 
 
-def test_contradicting_fields_raise_an_error_at_creation() -> None:
-    for fields in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
-        with pytest.raises(InvalidObjectError, match="NodeResource"):
-            NodeResource(**fields)  # type: ignore[arg-type]
-    with pytest.raises(InvalidObjectError, match="consumes no counters of this counter set"):
-        Device("d", compatibility_groups={"x": ["a"]})
-    with pytest.raises(InvalidObjectError, match="must have at most 2 items"):
-        Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": ["a", "b", "c"]})
-    with pytest.raises(InvalidObjectError, match="must be a capacity of the device"):
-        Device("d", node_resources={"cpu": NodeResource(capacity="cores", per_unit=1)})
-    with pytest.raises(InvalidObjectError, match="one of these resources of nodes"):
-        Device("d", node_resources={"example.com/x": NodeResource(per_device=1)})
-    with pytest.raises(InvalidObjectError, match="use a list of str"):
-        Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": "ab"})
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"node_resources": {"cpu": NodeResource()}}, "node_resources['cpu']: a NodeResource needs per_device"),
+        ({"node_resources": {"cpu": NodeResource(capacity="cores")}}, "must be used together"),
+        ({"node_resources": {"cpu": NodeResource(per_device=1, capacity="c", per_unit=1)}}, "not both"),
+        ({"node_resources": {"cpu": NodeResource(per_device="1 Gi")}}, "node_resources['cpu']: '1 Gi' is not a quantity"),
+        ({"node_resources": {"cpu": 1}}, "node_resources['cpu'] is int: use a NodeResource"),
+        ({"node_resources": {"cpu": NodeResource(capacity="cores", per_unit=1)}}, "must be a capacity of the device"),
+        ({"node_resources": {"example.com/x": NodeResource(per_device=1)}}, "one of these resources of nodes"),
+        ({"compatibility_groups": {"x": ["a"]}}, "consumes no counters of this counter set"),
+        ({"consumes_counters": {"x": {"c": 1}}, "compatibility_groups": {"x": "ab"}}, "use a list of str"),
+        ({"consumes_counters": {"x": {"c": 1}}, "compatibility_groups": {"x": [*"abc"]}}, "must have at most 2 items"),
+    ],
+)  # fmt: skip
+def test_contradicting_fields_are_faults_of_the_device(fields: dict[str, Any], message: str) -> None:
+    (fault,) = Device("d", **fields).faults()
+    assert message in fault
 
 
 def test_newer_fields_are_kept_by_conversions_and_records() -> None:

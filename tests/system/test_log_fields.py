@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import PodError, node_with
 from dra_kubeletplugin import Claim, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter
-from dra_kubeletplugin.testing import PodError, node_with
 from tests.helpers.drivers import Toy
-from tests.plugin.test_node import ref
+from tests.helpers.node_steps import ref
 
 PROCESS = {"driver": "toy.example.com", "node": "node-1"}
 
@@ -35,7 +35,7 @@ class CapturedLogs(logging.Handler):
 
 @pytest.fixture
 def captured_logs() -> Iterator[CapturedLogs]:
-    handler, loggers = CapturedLogs(), [logging.getLogger(n) for n in ("dra_kubeletplugin", "vendor")]
+    handler, loggers = CapturedLogs(), [logging.getLogger(n) for n in ("dra_kubeletplugin", "dra_devkit", "vendor")]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

@@ -10,23 +10,22 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.host.fake import described
+from dra_devkit.hosts import described
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.node import STATUS_UNKNOWN
+from dra_devkit.testing import ClaimSpec, Request, pods
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.node import STATUS_UNKNOWN
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.helpers.crash.harness import DRIVER, NodeHarness
 
 pytestmark = pytest.mark.crash
-JSON = dict[str, Any]
 DEVICES = 4  # on each node
 EVICTED = [
     {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}

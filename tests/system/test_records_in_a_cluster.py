@@ -1,4 +1,4 @@
-"""The record journal in a running cluster: an update, a reboot, a removed file and a full disk, observed through kubectl."""
+"""Claim records in a running cluster: an update, a reboot, a removed folder and a full disk, observed through kubectl."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from dra_kubeletplugin import cli
 from tests.claims.test_claims_disk_full_or_read_only import own_disk
+from tests.helpers.crash.record_stores import remove_records
 from tests.helpers.dev_process import DevProcess, run_dev
 from tests.helpers.waiting import block_until
 
@@ -166,18 +167,18 @@ def test_a_reboot_prepares_the_claims_of_restarted_pods_again(cluster: Cluster) 
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_removed_journal_releases_no_device(cluster: Cluster, stopped: bool) -> None:
+def test_a_removed_folder_of_records_releases_no_device(cluster: Cluster, stopped: bool) -> None:
     cluster.run("a", "b")
     before = cluster.allocated_devices()
-    journal = cluster.dev.state / PLUGIN / "records.journal"
+    records = cluster.dev.state / PLUGIN / "claims"
     if stopped:
         # A stopped plugin has no memory, so the next plugin reads the notes beside the CDI specs.
         os.kill(cluster.dev.driver()["pid"], 9)
-    journal.unlink()
-    block_until(lambda: journal.exists() and cluster.recorded_devices() == before)
+    remove_records(records)
+    block_until(lambda: records.exists() and cluster.recorded_devices() == before)
     cluster.run("c")
     assert len(set(cluster.recorded_devices().values())) == 3
-    assert "records.journal was removed" in cluster.dev.log() or stopped
+    assert "/claims was removed" in cluster.dev.log() or stopped
     for name in ("a", "b", "c"):
         cluster.delete(name)
     assert cluster.recorded_devices() == {}
@@ -195,7 +196,7 @@ def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(
             while file.write(bytes(4096)):
                 pass
         cluster.apply(pod("b"))
-        block_until(lambda: "records.journal cannot be written, the disk is full" in cluster.events("b"))
+        block_until(lambda: "/claims cannot be written, the disk is full" in cluster.events("b"))
         assert cluster.status("b")["phase"] == "Pending"
         assert cluster.status("a")["phase"] == "Running"
         filler.unlink()

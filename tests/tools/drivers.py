@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
-from dra_kubeletplugin.packaging.scaffold.names import Names
-from dra_kubeletplugin.packaging.scaffold.writer import common_files
+from dra_devkit.packaging.scaffold.names import Names
+from dra_devkit.packaging.scaffold.writer import common_files
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))

@@ -1,7 +1,7 @@
-"""Reads the API's struct types from a Go binary: field names, protobuf numbers, and which fields are pointers.
+"""Reads the API's struct types from a Go binary: field names, and which fields are pointers.
 
 A Go binary contains descriptions of its types for reflection: each struct field has a name, a tag and a type. The tag and the type
-define whether a zero value is stored, and which protobuf number kubectl uses. A schema does not contain this information.
+define whether a zero value is stored. A schema does not contain this information.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _MAX_FIELDS = 200
 
 @dataclass(frozen=True)
 class GoField:
-    """A field of a struct. ``json`` is empty if the fields of the type are inlined. ``number`` is the protobuf number, or 0."""
+    """A field of a struct. ``json`` is empty if the fields of the type are inlined."""
 
     json: str
     omitted_when_empty: bool
     pointer: bool
-    number: int
     type: str
 
 
@@ -127,13 +126,11 @@ def _field(binary: Binary, at: int) -> GoField:
     name, tag = binary.name(binary.words[at] - binary.base)
     kind_at = binary.words[at + 1]
     json = re.search(r'json:"([^",]*)([^"]*)"', tag)
-    number = re.search(r'protobuf:"[^",]*,(\d+)', tag)
     inlined = json is None or "inline" in json[2]
     return GoField(
         "" if inlined or json is None else json[1],
         bool(json and ("omitempty" in json[2] or "omitzero" in json[2])),
         binary.kind(kind_at) == _POINTER,
-        int(number[1]) if number else 0,
         binary.type_name(kind_at) or name,
     )
 

@@ -13,7 +13,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.tools.tree import ROOT, modules
+
 BUDGET = Path(__file__).with_name("language_budget.toml")
 WORDS = {
     "tell": r"(?<![a-z])(tells?|told|said)(?![a-z])",
@@ -74,15 +75,22 @@ _SENTENCE_END = re.compile(r"(?<=[.:;!?])\**\)?\s+")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 _NO_PROSE = re.compile(r":::|\s*(?:[|#!]|<!--|$)")
 """The start of a line without sentences: a table, a heading, an image, a comment or an empty line."""
+_TABLE_ROW = re.compile(r"^.*\S {2,}\S.*$", re.MULTILINE)
+"""A line of a table in a docstring."""
 Match = tuple[Path, int, str]
 
 
 def sources() -> list[Path]:
-    return [p for p in sorted((ROOT / "src").rglob("*.py")) if "_proto" not in p.parts]
+    return modules()
 
 
 def pages() -> list[Path]:
-    return [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return [
+        *sorted((ROOT / "docs").rglob("*.md")),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted(ROOT.glob("packages/*/README.md")),
+    ]
 
 
 def matches(paths: list[Path], pattern: str) -> Iterator[Match]:
@@ -97,7 +105,8 @@ def long_sentences(paths: list[Path]) -> Iterator[Match]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            for sentence in re.split(r"(?<=[.:;!?])\s+|\n\s*\n|\n\s*[-*] ", ast.get_docstring(node) or ""):
+            prose = _TABLE_ROW.sub("", ast.get_docstring(node) or "")
+            for sentence in re.split(r"(?<=[.:;!?])\s+|\n\s*\n|\n\s*[-*] ", prose):
                 if len(sentence.split()) > LONGEST_SENTENCE:
                     yield path, getattr(node, "lineno", 1), " ".join(sentence.split())
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+
+from tests.tools.tree import ROOT, modules
 
 LIMIT = 450
 
 
 def main() -> int:
-    root = Path(__file__).parents[2]
-    files = [p for folder in ("src", *root.glob("drivers/*/src")) for p in (root / folder).rglob("*.py")]
-    found = [p for p in files if "_proto" not in p.parts]
+    found = [*modules(), *(p for folder in ROOT.glob("drivers/*/src") for p in folder.rglob("*.py"))]
     large = [(len(p.read_text().splitlines()), p) for p in found]
     for lines, path in sorted(large, reverse=True):
         if lines > LIMIT:
-            print(f"{path.relative_to(root)}: {lines} lines, more than {LIMIT}: split it", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)}: {lines} lines, more than {LIMIT}: split it", file=sys.stderr)
     return int(any(lines > LIMIT for lines, _ in large))
 
 

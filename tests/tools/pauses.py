@@ -1,6 +1,6 @@
 """`make pauses`: runs tests with random pauses, as on a busy machine, to find tests and code that depend on timing.
 
-Example: ``make pauses ARGS="tests/localcluster/test_localcluster_kubernetes_releases.py --pauses late,children --seed 7"``.
+Example: ``make pauses ARGS="packages/devkit/tests/localcluster/test_localcluster_kubernetes_releases.py --pauses late,children --seed 7"``.
 If a test fails here, the test or the code reads a value without waiting for it. If only the test has the fault, change the test:
 wait for the same condition that it asserts.
 

@@ -1,4 +1,4 @@
-"""Writes ``tests/packaging/manifests/release_fields.json``: the fields of the kinds in `deploy/` per release of Kubernetes.
+"""Writes ``packages/devkit/tests/packaging/manifests/release_fields.json``: the fields of the kinds in `deploy/` per release of Kubernetes.
 
     python -m tests.tools.release_fields
 

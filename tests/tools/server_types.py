@@ -1,11 +1,10 @@
 """Writes ``resourceapi/schemas/types.json``, the types of all kinds that the local API server serves.
 
-    python -m tests.tools.server_types kubernetes-1.36.json /path/to/kubectl
+    python -m tests.tools.server_types kubernetes-1.36.json kubernetes-1.36-protobuf.json /path/to/kubectl
 
-The schemas are the OpenAPI v3 schemas of a server, with short names. kubectl's Go types add ``go`` to a field: its protobuf number,
-then ``p`` for a pointer and ``a`` for a field that is written even if it is empty. ``nested`` of a type contains the fields that are
-inline in JSON but in a separate message in protobuf. The modules ``types_newer_fields`` and ``types_pod_groups`` contain the types
-that these sources lack.
+The schemas are the OpenAPI v3 schemas of a server, with short names. kubectl's Go types add ``go`` to a field: ``p`` for a pointer and
+``a`` for a field that is written even if it is empty. The protobuf messages add ``wire``: see ``protobuf_numbers``. The modules
+``types_newer_fields`` and ``types_pod_groups`` contain the types that these sources lack.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from . import types_newer_fields, types_pod_groups
+from dra_kubeletplugin.base.json_types import JSON
+
+from . import protobuf_numbers, types_newer_fields, types_pod_groups
 from .go_structs import GoField, read
 
-JSON = dict[str, Any]
 OUT = Path(__file__).parents[2] / "src/dra_kubeletplugin/resourceapi/schemas/types.json"
 ROOTS = {
     "": (
         "Namespace", "Node", "Pod", "Event", "ServiceAccount", "ConfigMap", "Secret", "Service", "ResourceQuota",
-        "LimitRange", "Binding", "Status", "DeleteOptions",
+        "LimitRange", "Binding", "Status", "DeleteOptions", "APIResourceList",
     ),
     "apps": ("DaemonSet", "Deployment", "ReplicaSet"),
     "batch": ("Job",),
@@ -45,6 +44,7 @@ ROOTS = {
     "authentication.k8s.io": ("SelfSubjectReview", "TokenRequest", "TokenReview"),
     "resource.k8s.io": ("ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "DeviceTaintRule"),
 }  # fmt: skip
+_OWN_MARKS = "resource.v1."  # types whose marks are in ``types_newer_fields``
 _DROPPED = {"x-kubernetes-unions", "description"}
 
 
@@ -70,26 +70,21 @@ class Types:
         if key not in self.found:
             self.found[key] = {}  # The entry exists before its fields are read, because types refer to themselves.
             schema = self._copied(self.schemas[name])
-            numbers, nested = self._wire(go_name(name))
+            marks = self._marks(go_name(name)) if not key.startswith(_OWN_MARKS) else {}
             for field, spec in schema.get("properties", {}).items():
-                if field in numbers:
-                    spec["go"] = numbers[field]
-            self.found[key] = schema | ({"nested": nested} if nested else {})
+                if field in marks:
+                    spec["go"] = marks[field]
+            self.found[key] = schema
         return key
 
-    def _wire(self, name: str) -> tuple[dict[str, str], JSON]:
-        numbers: dict[str, str] = {}
-        nested: JSON = {}
+    def _marks(self, name: str) -> dict[str, str]:
+        out: dict[str, str] = {}
         for field in self.structs.get(name, ()):
             if field.json and field.json != "-":
-                marks = ("p" if field.pointer else "") + ("" if field.omitted_when_empty else "a")
-                numbers[field.json] = f"{field.number or ''}{marks}"
+                out[field.json] = ("p" if field.pointer else "") + ("" if field.omitted_when_empty else "a")
             elif not field.json and field.type in self.structs:
-                inner, _ = self._wire(field.type)
-                digits = {f: n.rstrip("pa") for f, n in inner.items()}
-                nested[str(field.number)] = {n: f for f, n in digits.items()}
-                numbers |= {f: n.lstrip("0123456789") for f, n in inner.items()}
-        return numbers, nested
+                out |= self._marks(field.type)
+        return out
 
     def _copied(self, schema: JSON) -> JSON:
         """Returns a copy of a schema with short names. Names of properties are not treated as keywords of the schema."""
@@ -108,7 +103,7 @@ class Types:
         return out
 
 
-def main(schemas: str, kubectl: str) -> None:
+def main(schemas: str, messages: str, kubectl: str) -> None:
     found = json.loads(Path(schemas).read_text())["schemas"]
     types = Types(found, read(Path(kubectl)))
     kinds = {}
@@ -118,13 +113,15 @@ def main(schemas: str, kubectl: str) -> None:
                 kinds[f"{gvk['group']}/{gvk['version']}/{gvk['kind']}"] = types.add(name)
     for schema in types.found.values():
         schema.pop("x-kubernetes-group-version-kind", None)
-    write(kinds, types.found)
+    write(kinds, types.found, json.loads(Path(messages).read_text()))
 
 
-def write(kinds: dict[str, str], types: JSON) -> None:
+def write(kinds: dict[str, str], types: JSON, messages: JSON) -> None:
     """Writes the file, including the types that the sources lack."""
-    more_kinds, more_types = types_pod_groups.kinds_and_types()
-    kinds, types = types_newer_fields.extended(kinds | more_kinds, types | more_types)
+    for more_kinds, more_types in (types_pod_groups.kinds_and_types(), protobuf_numbers.discovery_types()):
+        kinds, types = kinds | more_kinds, types | more_types
+    kinds, types = types_newer_fields.extended(kinds, types)
+    types = protobuf_numbers.numbered(types, protobuf_numbers.with_newer_messages(messages))
     content = json.dumps({"kinds": kinds, "types": types}, separators=(",", ":"), sort_keys=True)
     OUT.write_text(content.replace('},"', '},\n"') + "\n")
 

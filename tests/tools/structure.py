@@ -1,40 +1,30 @@
-"""Fails when a class name occurs twice in a ring, or when a constructor has more than seven parameters.
+"""Fails when a class name occurs twice in a package, or when a constructor has more than seven parameters.
 
-The import contract in pyproject.toml defines the rings. Keyword-only parameters count, and `self` does not. Dataclasses and msgspec
-structs have no explicit constructor, so they are exempt.
+Keyword-only parameters count, and `self` does not. Dataclasses and msgspec structs have no explicit constructor, so they are exempt.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src/dra_kubeletplugin"
+from tests.tools.tree import ROOT, modules, package_of
+
 MAX_PARAMETERS = 7
 ALLOWED_DUPLICATES: Mapping[str, str] = {
     "Device": "public in dra_kubeletplugin, for drivers, and in dra_kubeletplugin.metadata, for programs in containers, which import one"
 }
-"""Class names that may occur twice in a ring, each with the reason."""
+"""Class names that may occur twice in a package, each with the reason."""
 
 
-def rings(pyproject: Path = ROOT / "pyproject.toml") -> list[frozenset[str]]:
-    """Returns the packages of each ring, from the import contract."""
-    contracts = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = (c["layers"] for c in contracts if c["name"].startswith("Rings"))
-    return [frozenset(name.strip().rpartition(".")[2] for name in layer.split(":")) for layer in layers]
-
-
-def classes(package: Path = PACKAGE) -> Iterator[tuple[Path, ast.ClassDef]]:
-    for path in sorted(package.rglob("*.py")):
-        if "_proto" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    yield path.relative_to(package), node
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield path.relative_to(ROOT), node
 
 
 def parameters(node: ast.ClassDef) -> int:
@@ -46,21 +36,19 @@ def parameters(node: ast.ClassDef) -> int:
     return 0
 
 
-def faults(found: Sequence[tuple[Path, ast.ClassDef]], ring_packages: Sequence[frozenset[str]]) -> Iterator[str]:
-    places: dict[tuple[int, str], list[str]] = defaultdict(list)
+def faults(found: Iterable[tuple[Path, ast.ClassDef]]) -> Iterator[str]:
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)  # by package and name
     for path, node in found:
         if (count := parameters(node)) > MAX_PARAMETERS:
             yield f"{path}:{node.lineno}: the constructor of {node.name} has {count} parameters, more than {MAX_PARAMETERS}"
-        for ring, packages in enumerate(ring_packages):
-            if path.with_suffix("").parts[0] in packages:
-                places[ring, node.name].append(f"{path}:{node.lineno}")
+        places[package_of(ROOT / path).name, node.name].append(f"{path}:{node.lineno}")
     for (_, name), where in places.items():
         if len(where) > 1 and name not in ALLOWED_DUPLICATES:
-            yield f"{name} is the name of {len(where)} classes of one ring: {', '.join(where)}"
+            yield f"{name} is the name of {len(where)} classes of a package: {', '.join(where)}"
 
 
 def main() -> int:
-    out = list(faults(list(classes()), rings()))
+    out = list(faults(classes()))
     for fault in out:
         print(fault, file=sys.stderr)
     return int(bool(out))

@@ -1,4 +1,4 @@
-"""The map in CONTRIBUTING.md equals the tree, tests/ has the structure of the package, and cluster processes load no upper rings."""
+"""The map in CONTRIBUTING.md equals the tree, the tests of each package have its structure, and cluster processes load no other package."""
 
 from __future__ import annotations
 
@@ -6,136 +6,134 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.tools import structure
+from tests.tools.tree import PACKAGES, ROOT, SOURCES, Package
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src/dra_kubeletplugin"
-TESTS = ROOT / "tests"
 NAMED_FOLDERS = {"docs", "helpers", "release", "system", "tools", "vectors"}
+"""Folders of the framework's tests for what belongs to no folder of one package."""
 FIRST_LEVEL = 22
+each_package = pytest.mark.parametrize("package", PACKAGES.values(), ids=PACKAGES)
+_ENTRY = re.compile(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)")
 
 
-def mapped_paths() -> set[str]:
-    """Returns every path below the package that the map of CONTRIBUTING names."""
+def block(package: Package) -> list[tuple[str, str]]:
+    """Returns the lines of a package's block in the map of CONTRIBUTING, each with the path of its entry below the package."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
-    found: set[str] = set()
+    found: list[tuple[str, str]] = []
     above: list[str] = []
-    for line in lines:
-        entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
-        if entry is None or line.startswith(" " * 30):
-            continue
-        depth = (len(entry[1]) - 6) // 2
-        above = [*above[:depth], entry[2]]
-        found.add("".join(above))
-    return found
-
-
-def existing_paths() -> set[str]:
-    """Returns every folder of the package that contains files, and the files of its first level."""
-    folders = {p.parent for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    below = {f"{p.relative_to(PACKAGE)}/" for p in folders if p != PACKAGE and "templates" not in p.parts}
-    return below | {p.name for p in PACKAGE.iterdir() if p.is_file()}
-
-
-def test_the_map_of_contributing_equals_the_tree() -> None:
-    assert mapped_paths() == existing_paths()
-
-
-def named_files() -> list[Path]:
-    """Returns the files that the map names in parentheses, in the package of their entry."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
-    found: list[Path] = []
-    above: list[str] = []
-    for line in lines:
-        entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
+    for line in text.partition(f"    {package.source.relative_to(ROOT)}/\n")[2].splitlines():
+        entry = _ENTRY.match(line)
+        if not line.startswith("      "):
+            break
         if entry is not None and not line.startswith(" " * 30):
-            depth = (len(entry[1]) - 6) // 2
-            above = [*above[:depth], entry[2]]
-        found += [PACKAGE.joinpath(*above, name) for name in re.findall(r"\(`([\w/]+\.py)`\)", line)]
+            above = [*above[: (len(entry[1]) - 6) // 2], entry[2]]
+        found.append(("".join(above), line))
     return found
+
+
+@each_package
+def test_the_map_of_contributing_equals_the_tree(package: Package) -> None:
+    """The map has every folder of a package that contains files, and the files of its first level."""
+    folders = {p.parent for p in package.source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    below = {f"{p.relative_to(package.source)}/" for p in folders if p != package.source and "templates" not in p.parts}
+    assert {path for path, _ in block(package)} == below | {p.name for p in package.source.iterdir() if p.is_file()}
 
 
 def test_the_files_that_the_map_names_exist() -> None:
-    files = named_files()
-    assert len(files) >= 10
-    assert [str(file.relative_to(PACKAGE)) for file in files if not file.is_file()] == []
+    named = [
+        package.source / path / name
+        for package in PACKAGES.values()
+        for path, line in block(package)
+        for name in re.findall(r"\(`([\w/]+\.py)`\)", line)
+    ]
+    assert len(named) >= 10
+    assert [str(file) for file in named if not file.is_file()] == []
 
 
-def test_the_first_level_of_the_package_has_few_entries() -> None:
-    assert len([p for p in PACKAGE.iterdir() if p.name != "__pycache__"]) <= FIRST_LEVEL
+@each_package
+def test_the_first_level_of_a_package_has_few_entries(package: Package) -> None:
+    assert len([p for p in package.source.iterdir() if p.name != "__pycache__"]) <= FIRST_LEVEL
 
 
-def packages() -> set[Path]:
+def folders_with_modules(package: Package) -> set[Path]:
     """Returns every subpackage with modules, as a relative path. Generated stubs and templates do not count."""
-    modules = (p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py") if p.name != "__init__.py")
+    modules = (p.relative_to(package.source) for p in package.source.rglob("*.py") if p.name != "__init__.py")
     return {m.parent for m in modules if not {"_proto", "templates"} & {*m.parts}}
 
 
-def test_each_package_has_tests_at_its_path() -> None:
-    without = [str(p) for p in packages() if not list((TESTS / p).glob("test_*.py"))]
-    assert without == [], "each package needs a test file in the folder of tests/ with the same path"
+@each_package
+def test_each_folder_of_a_package_has_tests_at_its_path(package: Package) -> None:
+    without = [str(p) for p in folders_with_modules(package) if not list((package.tests / p).glob("test_*.py"))]
+    assert without == [], "each folder needs a test file in the folder of its package's tests with the same path"
 
 
-def test_each_test_file_is_named_after_a_module_of_its_package_or_after_the_package() -> None:
+@each_package
+def test_each_test_file_is_named_after_a_module_of_its_folder_or_after_the_folder(package: Package) -> None:
     wrong = []
-    for test in (p.relative_to(TESTS) for p in TESTS.rglob("test_*.py")):
+    for test in (p.relative_to(package.tests) for p in package.tests.rglob("test_*.py")):
         if test.parts[0] in NAMED_FOLDERS:
             continue
-        package = PACKAGE / test.parent
-        names = {p.stem for p in package.glob("*.py")} | {p.parent.name for p in package.glob("*/__init__.py")}
-        if not any(f"{test.stem}_".startswith(f"test_{name}_") for name in {*names, package.name}):
+        folder = package.source / test.parent
+        names = {p.stem for p in folder.glob("*.py")} | {p.parent.name for p in folder.glob("*/__init__.py")}
+        if not any(
+            f"{test.stem}_".startswith(f"test_{name}_")
+            for name in {*names, folder.name, *([package.name] if folder == package.source else [])}
+        ):
             wrong.append(str(test))
     assert wrong == [], "no module with this name at this path: see CONTRIBUTING.md, Tests"
 
 
-def test_each_folder_of_tests_is_the_path_of_a_package_or_a_named_folder() -> None:
-    files = (p.relative_to(TESTS) for p in TESTS.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+@each_package
+def test_each_folder_of_tests_is_the_path_of_a_folder_of_the_package_or_a_named_folder(package: Package) -> None:
+    files = (
+        p.relative_to(package.tests) for p in package.tests.rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    )
     folders = {f.parent for f in files if len(f.parts) > 1 and f.parts[0] not in NAMED_FOLDERS}
-    assert [str(f) for f in sorted(folders) if not (PACKAGE / f / "__init__.py").is_file()] == []
-    assert {p.name for p in TESTS.iterdir()} >= NAMED_FOLDERS
+    assert [str(f) for f in sorted(folders) if not (package.source / f / "__init__.py").is_file()] == []
 
 
-def test_cluster_processes_load_no_development_or_operations_packages() -> None:
+def test_cluster_processes_load_neither_another_package_nor_commands() -> None:
     program = (
         "import sys\n"
         "from dra_kubeletplugin.plugin import node, webhook\n"
         "from dra_kubeletplugin.plugin.controller import controller\n"
-        "print(*sorted(m for m in sys.modules if m.startswith('dra_kubeletplugin.')))"
+        "print(*sorted(m for m in sys.modules if m.startswith('dra_')))"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    loaded = {name.split(".")[1] for name in out.split()}
-    assert loaded.isdisjoint({"testing", "localcluster", "analysis", "scheduling", "packaging", "cli"})
+    assert [
+        m for m in out.split() if not m.startswith("dra_kubeletplugin") or m.startswith("dra_kubeletplugin.cli")
+    ] == []
 
 
 # --- the lint of class names and constructors -------------------------------------------------------------
 
 
-def classes_of(**sources: str) -> list[tuple[Path, ast.ClassDef]]:
-    trees = [(Path(name.replace("_", "/") + ".py"), ast.parse(source)) for name, source in sources.items()]
-    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def classes_of(source: str, *places: tuple[str, str]) -> Iterator[tuple[Path, ast.ClassDef]]:
+    """Yields the classes of ``source`` for each place: a package and a module in it."""
+    for package, module in places:
+        path = (PACKAGES[package].source / module).relative_to(ROOT)
+        yield from ((path, node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
 
 
-def test_the_lint_reports_a_duplicate_name_in_one_ring_but_not_in_two_rings() -> None:
-    rings = [frozenset({"upper"}), frozenset({"a", "b"})]
+def test_the_lint_reports_a_duplicate_name_in_one_package_but_not_in_two() -> None:
     source = "class _X: pass"
-    (fault,) = structure.faults(classes_of(a_m=source, b_m=source, upper_m=source), rings)
-    assert fault == "_X is the name of 2 classes of one ring: a/m.py:1, b/m.py:1"
-    assert not list(structure.faults(classes_of(a_m=source, upper_m=source), rings))
+    (fault,) = structure.faults(classes_of(source, ("tools", "a.py"), ("tools", "b.py"), ("devkit", "a.py")))
+    places = "packages/tools/src/dra_tools/a.py:1, packages/tools/src/dra_tools/b.py:1"
+    assert fault == f"_X is the name of 2 classes of a package: {places}"
+    assert not list(structure.faults(classes_of(source, ("tools", "a.py"), ("devkit", "a.py"))))
 
 
 def test_the_lint_counts_every_parameter_of_a_constructor_except_self() -> None:
     seven = "class X:\n    def __init__(self, a, b, c, /, d, e, *, f, g): pass"
-    assert not list(structure.faults(classes_of(a_m=seven), []))
-    (fault,) = structure.faults(classes_of(a_m=seven.replace("g)", "g, h)")), [])
-    assert fault == "a/m.py:1: the constructor of X has 8 parameters, more than 7"
+    assert not list(structure.faults(classes_of(seven, ("tools", "m.py"))))
+    (fault,) = structure.faults(classes_of(seven.replace("g)", "g, h)"), ("tools", "m.py")))
+    assert fault == "packages/tools/src/dra_tools/m.py:1: the constructor of X has 8 parameters, more than 7"
 
 
-def test_the_rings_are_read_from_the_import_contract() -> None:
-    found = structure.rings()
-    assert [sorted(packages) for packages in found[:1]] == [["cli", "packaging"]]
-    folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()} - {"_proto"}
-    assert frozenset().union(*found) - {"errors"} == folders
+def test_every_folder_of_sources_exists() -> None:
+    assert [str(s) for s in SOURCES if not (s / "__init__.py").is_file()] == []

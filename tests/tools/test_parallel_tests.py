@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Run:
             "test_it.py",
         ]
         env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-        env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | environment
+        env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)} | environment
         return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
 
     return run

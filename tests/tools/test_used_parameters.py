@@ -21,7 +21,7 @@ def unused(source: str) -> Iterator[tuple[str, str]]:
 def test_each_test_uses_its_parameters_and_names_other_fixtures_with_usefixtures() -> None:
     files = [
         p
-        for folder in ("tests", "drivers", "examples")
+        for folder in ("tests", "packages", "drivers", "examples")
         for p in (ROOT / folder).rglob("test_*.py")
         if ".venv" not in p.parts
     ]

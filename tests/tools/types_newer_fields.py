@@ -1,6 +1,7 @@
 """Adds the fields of Kubernetes 1.37 to the resource.k8s.io types of 1.36, for :mod:`.server_types`.
 
-kubectl 1.36 has no Go types of resource.k8s.io/v1, so this module also contains the marks of v1 fields.
+This module also contains the marks of v1 fields. kubectl's marks do not fit: lists and maps of these types keep the form in which they
+were sent, because validation distinguishes an empty list from an absent list.
 """
 
 from __future__ import annotations

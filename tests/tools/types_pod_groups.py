@@ -51,7 +51,7 @@ def _spec(at: str, **fields: Schema) -> Schema:
     claims = _list({"$ref": f"{at}PodGroupResourceClaim"}, "name")
     constraints, policy = ({"$ref": f"{at}PodGroupScheduling{part}"} for part in ("Constraints", "Policy"))
     known = {"schedulingPolicy": policy, "schedulingConstraints": constraints, "resourceClaims": claims}
-    return _struct("schedulingPolicy", **known, priorityClassName=_TEXT, priority=_NUMBER, **fields)
+    return _struct("schedulingPolicy", **known, priorityClassName={**_TEXT, "go": ""}, priority=_NUMBER, **fields)
 
 
 def _alpha(at: str) -> Iterator[tuple[str, Schema]]:

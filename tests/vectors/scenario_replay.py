@@ -12,16 +12,23 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from gpu_example.driver import Gpu
-
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing.cluster import plugin_on
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.testing.cluster import plugin_on
+from gpu_example.driver import Gpu
+from tests.helpers.recordings import recorded_lines
 
-JSON = dict[str, Any]
+SCENARIOS = recorded_lines("scenarios")
+KNOWN_DIFFERENCES = dict(
+    line.split(": ", 1)
+    for line in Path(__file__).with_name("known_differences.txt").read_text().splitlines()
+    if line.strip()
+)
 NAMESPACE = "scen"
 STABLE_FOR = 0.3  # seconds for which a state must match
 TIMEOUT = 60.0  # seconds until the replay fails; long, because the machine may be busy
@@ -163,7 +170,10 @@ class ScenarioReplay:
     async def post(self, obj: JSON) -> None:
         if "metadata" not in obj:
             obj = _node(obj)
-        await self._call("POST", PATHS[PLURAL[obj["kind"]]], obj)
+        path = PATHS[PLURAL[obj["kind"]]]
+        if obj["kind"] == "DeviceTaintRule":  # served in several versions
+            path = f"/apis/{obj['apiVersion']}/devicetaintrules"
+        await self._call("POST", path, obj)
 
     async def _patch(self, path: str, body: JSON) -> None:
         await self.cluster.client.call("PATCH", path, body, content_type="application/merge-patch+json")

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.kinds import KINDS
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import NotFoundError
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
+from tests.helpers.recordings import cases
 
-from .test_vectors import cases
-
-JSON = dict[str, Any]
 TYPES = {
     "apply": "application/apply-patch+yaml",
     "merge": "application/merge-patch+json",

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, explain, take, with_events
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.resource import NODES, PODS
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from tests.vectors.scenario_replay import JSON, NAMESPACE, TIMEOUT, replay
-from tests.vectors.test_scenarios import KNOWN_DIFFERENCES, SCENARIOS
+from dra_tools import Explanation, ExplanationState, ReasonKind, explain, take, with_events
+from tests.vectors.scenario_replay import KNOWN_DIFFERENCES, NAMESPACE, SCENARIOS, TIMEOUT, replay
 
 _DEVICES = {
     ReasonKind.NO_DEVICES,
@@ -57,6 +57,7 @@ FATAL_MESSAGES = {
 _WITHOUT_MESSAGE = {
     ReasonKind.CLAIM_MISSING,
     ReasonKind.CLAIM_DELETED,
+    ReasonKind.CLAIM_OF_OTHER,
     ReasonKind.TEMPLATE_MISSING,
     ReasonKind.CLAIM_NOT_CREATED,
     ReasonKind.ADMIN_LABEL,

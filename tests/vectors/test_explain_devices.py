@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, Snapshot, explain
-from dra_kubeletplugin.analysis.explanation.device_reasons import taint_text
-from dra_kubeletplugin.scheduling.cel import CelError, CompileError, Device, compile_selector
-from dra_kubeletplugin.scheduling.cel.parts import unmet, without
-from tests.vectors.test_vectors import JSON, every_case
+from dra_devkit.scheduling.cel import CelError, CompileError, Device, compile_selector
+from dra_devkit.scheduling.cel.parts import unmet, without
+from dra_kubeletplugin.base.json_types import JSON
+from dra_tools import Explanation, ExplanationState, ReasonKind, Snapshot, explain
+from dra_tools.explanation.device_reasons import taint_text
+from tests.helpers.recordings import every_case
 
 _DRA = "resource.k8s.io/v1"
 _NODE = {"allocatable": {"cpu": "8", "pods": "110"}}

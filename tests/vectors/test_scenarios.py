@@ -6,19 +6,10 @@ removed from the list.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from .scenario_replay import JSON, TIMEOUT, StateDiffersError, replay
-from .test_vectors import FOLDER
-
-HERE = Path(__file__).parent
-SCENARIOS = [json.loads(line) for line in (FOLDER / "scenarios.jsonl").read_text().splitlines()]
-KNOWN_DIFFERENCES = dict(
-    line.split(": ", 1) for line in (HERE / "known_differences.txt").read_text().splitlines() if line.strip()
-)
+from dra_kubeletplugin.base.json_types import JSON
+from tests.vectors.scenario_replay import KNOWN_DIFFERENCES, SCENARIOS, TIMEOUT, StateDiffersError, replay
 
 
 @pytest.mark.cases(24)

@@ -5,81 +5,22 @@ Reads the folder in DRA_VECTORS, or the copy in the project. Every kind of resul
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from dra_devkit.cdi.cache import CdiCache, CdiInjectError
+from dra_devkit.scheduling import cel
+from dra_devkit.scheduling.allocator.faults import AllocationError
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.cdi.cache import CdiCache, CdiInjectError
-from dra_kubeletplugin.localcluster.apiserver import dropped_fields, strategy
-from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
-from dra_kubeletplugin.resourceapi import defaulting
 from dra_kubeletplugin.resourceapi.conversion import convert
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.scheduling import cel
-from dra_kubeletplugin.scheduling.allocator.faults import AllocationError
 from tests.helpers.allocator import Allocator
-
-JSON = dict[str, Any]
-FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")
-KIND = {k.kind: k for k in KINDS}
-RELEASE = Features.of("1.36")
-
-
-PARTS = 3  # tests that share the lines of a file: a test for each line would take longer than the line itself
-
-
-def cases(name: str) -> list[Any]:
-    """Returns the lines of a file as parameters, for tests that take longer than one report line."""
-    path = FOLDER / f"{name}.jsonl"
-    loaded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
-
-
-def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
-    """Returns a decorator for a test of every line of a file. The error lists each failed line with the reason."""
-    path = FOLDER / f"{name}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-
-    def decorate(check: Callable[[JSON], None]) -> Any:
-        @pytest.mark.parametrize("part", range(PARTS) if lines else [])
-        @functools.wraps(check)
-        def test(part: int) -> None:
-            failed = []
-            for number in range(part, len(lines), PARTS):
-                case = json.loads(lines[number])
-                try:
-                    check(case)
-                except Exception as e:  # every exception is reported with its case, and the other cases still run
-                    failed.append(f"{case.get('id', number)}: {type(e).__name__} {str(e)[:800]}")
-            assert not failed, f"{len(failed)} of {len(lines)} lines\n" + "\n".join(failed)
-
-        del test.__wrapped__  # pytest would treat its arguments as fixtures
-        return test
-
-    return decorate
-
-
-def post(obj: JSON) -> tuple[int, Any]:
-    """Returns the result of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
-    kind = KIND[obj["kind"]]
-    try:
-        decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, RELEASE, strict=True)
-        stored = strategy.prepare(kind, decoded, None, status=False)
-        dropped_fields.drop(kind, stored, None, RELEASE)
-        strategy.validate(kind, defaulting.apply(stored, kind.kind), None, {}, RELEASE, status=False)
-    except strategy.BadObject as e:
-        return 400, str(e)
-    except strategy.InvalidObject as e:
-        return 422, e.faults
-    return 201, strategy.for_storage(kind, stored)
+from tests.helpers.recordings import FOLDER, every_case
+from tests.helpers.strict_writes import post, put
 
 
 def without_times(spec: Any) -> Any:
@@ -103,23 +44,6 @@ def test_the_result_of_creating_a_slice_matches_kubernetes(case: JSON) -> None:
 @every_case("claims")
 def test_the_result_of_creating_a_claim_template_or_class_matches_kubernetes(case: JSON) -> None:
     check_post(case)
-
-
-def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
-    """Returns the result of a strict update: 200 and the stored object, 422 and causes, or 400 and a message."""
-    kind = KIND[new["kind"]]
-    before = {k: v for k, v in old.items() if k not in {"apiVersion", "kind"}}
-    try:
-        decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
-        stored = strategy.prepare(kind, decoded, before, status=status)
-        strategy.remove_deallocated(kind, stored, before)
-        dropped_fields.drop(kind, stored, before, RELEASE)
-        strategy.validate(kind, stored, before, {}, RELEASE, status=status)
-    except strategy.BadObject as e:
-        return 400, str(e)
-    except strategy.InvalidObject as e:
-        return 422, e.faults
-    return 200, strategy.for_storage(kind, stored)
 
 
 def without_versions(metadata: JSON) -> JSON:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import AsyncApi, ClaimSpec, Request, Timers, controller_on, env_of, plugin_on, pod
+from dra_devkit.testing import claim as claim_for
 from dra_kubeletplugin import Role
-from dra_kubeletplugin.analysis import from_files
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, Timers, controller_on, env_of, plugin_on, pod
-from dra_kubeletplugin.testing import claim as claim_for
+from dra_tools import from_files
 
 from fabric_example.driver import NAME, Fabric
 from fabric_example.sdk import FabricManager

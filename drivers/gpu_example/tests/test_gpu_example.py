@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from dra_devkit.testing import Api, Node
 from dra_kubeletplugin import Capacity, Gate, Host, Version
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.testing import Api, Node
 
 from gpu_example.driver import Gpu
 from gpu_example.options import GpuOptions
 
-JSON = dict[str, Any]
 pytestmark = pytest.mark.dra(driver=Gpu)
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.testing import ClaimSpec, DriverNode, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Capacity, Quantity
-from dra_kubeletplugin.testing import ClaimSpec, DriverNode, OpaqueConfig, Request, node_with
 
 from mig_example.driver import GpuConfig, Mig, MigConfig
 
@@ -158,7 +158,7 @@ async def test_partitions_of_a_recovered_claim_are_destroyed_at_its_end() -> Non
         await node.run_pod(selector=with_profile("1g.5gb"), count=2)
         names = await node.allocated("pod")
         await node.stop()
-        (node.settings.plugin_dir / "records.journal").unlink()
+        shutil.rmtree(node.settings.records_path)
         shutil.rmtree(node.settings.cdi_root)
         await node.start()
         held = [device.rpartition("/")[2] for device in (await node.leftovers())["held"]]

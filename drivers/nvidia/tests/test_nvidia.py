@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.runtime import runc
+from dra_devkit.localcluster.runtime.interface import LogOptions
+from dra_devkit.localcluster.runtime.runc_runtime import factory
+from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, on_node, pod, template
 from dra_kubeletplugin import Capacity, Version, metadata
 from dra_kubeletplugin.errors import NotReadyError
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.runtime import runc
-from dra_kubeletplugin.localcluster.runtime.interface import LogOptions
-from dra_kubeletplugin.localcluster.runtime.runc_runtime import factory
-from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, on_node, pod, template
 
 from nvidia.driver import Nvidia
 from nvidia.hardware_state import HardwareState

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 
 from nvidia.driver import Nvidia
 from nvidia.replacement import NvidiaReplacement

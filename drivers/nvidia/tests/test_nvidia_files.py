@@ -11,7 +11,7 @@ from dra_kubeletplugin.driver.config.parameters import Parameters
 
 from nvidia import edits, root
 from nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from nvidia.devices import Place, _version, name_of, partition_name
+from nvidia.devices import Place, name_of, partition_name
 from nvidia.driver import Nvidia
 from nvidia.options import NvidiaOptions
 from nvidia.sdk import Instance, NoLibraryError, Profile
@@ -139,14 +139,6 @@ def test_names_come_from_the_pci_address_and_the_place() -> None:
     profile = Profile(20, "1g.10gb+me", 1, 1, (0,), 1, 9984, 16, 1, 1, 0, 1, 1)
     assert name_of("00000:17:00.0".removeprefix("0")) == "gpu-0000-17-00-0"
     assert partition_name("0000:17:00.0", Place(profile, 6)) == "gpu-0000-17-00-0-mig-1g10gb-me-20-6"
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [("580.159.04", "580.159.4"), ("13.0", "13.0.0"), ("470.57.02", "470.57.2"), ("535.1.2.3", "535.1.2")],
-)
-def test_versions_are_semantic(text: str, version: str) -> None:
-    assert str(_version(text)) == version
 
 
 @pytest.mark.parametrize("options", [{"nvidia_ignore_xids": ("31", "x")}, {"nvidia_driver_root": "opt/nvidia"}])

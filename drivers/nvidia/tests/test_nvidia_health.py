@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.hosts import described, schema
+from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin.errors import NotReadyError
-from dra_kubeletplugin.host.fake import described, schema
-from dra_kubeletplugin.testing import DriverNode, node_with
 
 from nvidia import inject, machine
 from nvidia.driver import Nvidia

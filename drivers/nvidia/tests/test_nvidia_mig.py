@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.testing import ClaimSpec, DriverNode, MatchAttribute, Request, node_with
 from dra_kubeletplugin import Capacity
-from dra_kubeletplugin.testing import ClaimSpec, DriverNode, MatchAttribute, Request, node_with
 
 from nvidia import machine
 from nvidia.driver import Nvidia
@@ -248,7 +248,7 @@ async def test_lost_records_are_recovered_although_the_library_cannot_be_opened(
         await node.run_pod(selector=f"{profile('2g.20gb')} && {ON_FIRST}")
         names = await node.allocated("pod")
         await node.stop()
-        (node.settings.plugin_dir / "records.journal").unlink()
+        shutil.rmtree(node.settings.records_path)
         shutil.rmtree(node.settings.cdi_root)
         monkeypatch.setattr(machine, "open_library", opened)
         await node.start()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.testing import node_with
 
 from nvidia.driver import Nvidia
 from nvidia.hardware_state import HardwareState

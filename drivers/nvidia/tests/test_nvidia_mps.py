@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.testing import ClaimSpec, DriverNode, OpaqueConfig, PodError, Request, node_with
 from dra_kubeletplugin import Host, PermanentError, Quantity
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
-from dra_kubeletplugin.testing import ClaimSpec, DriverNode, OpaqueConfig, PodError, Request, node_with
 
 from nvidia import mps
 from nvidia.config import MpsConfig

@@ -129,8 +129,11 @@ def test_a_gpu_without_memory_of_its_own_is_published(machine: Machine, monkeypa
     assert devices.whole(gpu, fn).capacity == {}
 
 
-def test_a_version_with_letters_is_published() -> None:
-    assert devices._version("580.159.04-rc2") == Version("580.159.4")
+def test_a_version_with_letters_is_published(machine: Machine) -> None:
+    (gpu,) = machine.nvml.gpus()
+    fn: Any = SimpleNamespace(attributes=dict)
+    whole = devices.whole(dataclasses.replace(gpu, driver_version="580.159.04-rc2"), fn)
+    assert (whole.attributes["driverVersion"], whole.faults()) == (Version("580.159.4-rc2"), [])
 
 
 def test_an_instance_is_created_listed_and_destroyed(machine: Machine) -> None:

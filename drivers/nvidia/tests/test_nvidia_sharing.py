@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import PermanentError, RetryableError
-from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from nvidia import sharing
 from nvidia.driver import Nvidia

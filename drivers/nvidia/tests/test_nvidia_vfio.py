@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Host, RetryableError
-from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from nvidia import vfio
 from nvidia.config import Iommu

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from dra_devkit.hosts import described
+from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Host
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.host.fake import described
-from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from pci.driver import Pci
 from pci.essential import essential

@@ -1,7 +1,8 @@
-"""File locks that the kernel releases when their process ends, however it ends. Source: flock(2)."""
+"""Locks between processes on files and folders. The kernel releases a lock when its process ends, however it ends. Source: flock(2)."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -9,32 +10,16 @@ import time
 from pathlib import Path
 
 from . import forks
+from .backoff import Backoff
+from .files import NOT_NOW
 
-_ATTEMPTS = 5
-_PAUSE = 0.002  # seconds between two attempts; a check for a live owner holds the lock for a hundredth of that
-
-
-def try_lock(fd: int) -> bool:
-    """Takes the lock of the open file ``fd``. Returns False if a running process holds it.
-
-    Another process may hold the lock briefly, to check whether the lock's owner is alive or to delete the file of a dead owner.
-    So this function retries for 8 ms.
-
-    Raises ``OSError`` if the file cannot be locked.
-    """
-    for attempts in reversed(range(_ATTEMPTS)):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempts:
-                time.sleep(_PAUSE)
-        else:
-            return True
-    return False
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.005  # seconds between two attempts
+_MAX_CONTENT = 1 << 20  # bytes
+_CHECK = 0.01  # seconds; a check of a lock holds it for a hundredth of that
 
 
 class _PathLock:
-    """A lock between processes on the file or folder at ``path``. Use it from one thread."""
+    """A lock on the file or folder at ``path``. Use it from one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,12 +28,38 @@ class _PathLock:
     def _open(self) -> int:
         raise NotImplementedError
 
-    def acquire(self, deadline: float) -> None:
-        """Takes the lock. Raises :class:`TimeoutError` at ``deadline``, in seconds of the monotonic clock, and ``OSError``."""
-        while not self.try_acquire():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.path} is locked")
-            time.sleep(_PAUSE)
+    def acquire(self, timeout: float) -> None:
+        """Takes the lock. Raises :class:`TimeoutError` after ``timeout`` seconds, and ``OSError``."""
+        deadline, backoff = time.monotonic() + timeout, _backoff()
+        try:
+            while not self.try_acquire():
+                self._check_time(deadline)
+                time.sleep(backoff.next())
+        except BaseException:
+            self.close()
+            raise
+
+    async def acquire_async(self, timeout: float) -> None:
+        """Takes the lock without blocking the event loop. Raises as :meth:`acquire`."""
+        deadline, backoff = time.monotonic() + timeout, _backoff()
+        try:
+            while not self.try_acquire():
+                self._check_time(deadline)
+                await asyncio.sleep(backoff.next())
+        except BaseException:  # also if the task is cancelled
+            self.close()
+            raise
+
+    def _check_time(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{self.path} is locked")
+
+    def acquire_at_once(self) -> None:
+        """Takes the lock unless a process holds it. Raises as :meth:`acquire`.
+
+        Waits a moment, because another process may hold the lock briefly to check whether its owner is alive.
+        """
+        self.acquire(_CHECK)
 
     def try_acquire(self) -> bool:
         """Takes the lock. Returns False if another holder has it. Raises ``OSError``."""
@@ -62,38 +73,106 @@ class _PathLock:
             # A lock on a file or folder that was removed or replaced would exclude no other process.
             has_name = False
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    has_name = os.path.samestat(os.fstat(self._fd), self.path.stat())
+                has_name = self._has_name()
             finally:
                 if not has_name:
                     self.close()
             if has_name:
                 return True
 
+    def _has_name(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        return False
+
     def release(self) -> None:
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
+        """Releases the lock and closes the file or folder."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             forks.close(fd)
 
 
 class FolderLock(_PathLock):
-    """A lock between processes on the folder at ``path``. It needs no lock file, which a person could remove. Use it from one thread."""
+    """A lock on the folder at ``path``. It needs no lock file, which a person could remove. Use it from one thread."""
 
     def _open(self) -> int:
         return forks.open_file(self.path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
 
 
 class FileLock(_PathLock):
-    """A lock between processes on the file at ``path``, which is created if it is missing. Use it from one thread."""
+    """A lock on the file at ``path``. Use it from one thread.
+
+    Args:
+        content: written before the lock is taken, so that a locked file is never without content. Use it only if no other process
+            takes this lock. None if the file must exist.
+        makes_folder: whether the file's folder is created if it is missing, also while the lock is waited for.
+    """
+
+    def __init__(self, path: Path, content: bytes | None = b"", *, makes_folder: bool = False) -> None:
+        super().__init__(path)
+        self._content = content
+        self._makes_folder = makes_folder
 
     def _open(self) -> int:
-        return forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        if self._content is None:
+            return forks.open_file(self.path, os.O_RDWR)
+        if self._makes_folder:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(fd, self._content, 0)
+        except BaseException:
+            forks.close(fd)
+            raise
+        return fd
 
     def write(self, content: bytes) -> None:
-        """Replaces the content of the locked file."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, content, 0)
+        """Overwrites the content of the locked file with one write. Spaces follow the content if the old content was longer."""
+        os.pwrite(self._fd, content.ljust(os.fstat(self._fd).st_size), 0)
+
+    def read(self) -> bytes:
+        """Returns the content of the locked file, at most its first MiB."""
+        return os.pread(self._fd, _MAX_CONTENT, 0)
+
+    def remove(self) -> None:
+        """Removes the locked file, but not another file that has its name now, and releases the lock."""
+        try:
+            if self._fd >= 0 and self._has_name():
+                self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+
+def _backoff() -> Backoff:
+    return Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file. True if this process cannot open any file now."""
+    try:
+        fd = forks.open_file(path, os.O_RDWR)
+    except OSError as e:
+        return e.errno in NOT_NOW
+    try:
+        # A shared lock, so that two processes that check at the same time do not find each other's lock.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        forks.close(fd)
+    return False
+
+
+def remove_unlocked(path: Path) -> bytes:
+    """Removes a lock file that its dead process left. Returns its content; empty if the file is locked or cannot be removed."""
+    lock = FileLock(path, content=None)
+    with contextlib.suppress(OSError), contextlib.closing(lock):
+        lock.acquire_at_once()
+        content = lock.read()
+        lock.remove()
+        return content
+    return b""

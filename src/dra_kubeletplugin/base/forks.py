@@ -31,10 +31,13 @@ def _open_null() -> None:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
-    """Opens a file like :func:`os.open`, but rejects a symbolic link. Forked children close the file. Close it with :func:`close`."""
+    """Opens a file like :func:`os.open`, but rejects a symbolic link and never waits for a pipe or a device.
+
+    Forked children close the file. Close it with :func:`close`.
+    """
     with _lock:
         _open_null()
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         _files.add(fd)
     return fd
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .files import read_text_file
+
 MOUNTINFO = Path("/proc/self/mountinfo")  # proc(5)
 _LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # file systems that container runtimes use as root
 
@@ -11,7 +13,7 @@ _LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # file systems that conta
 def in_container(mountinfo: Path = MOUNTINFO) -> bool:
     """Whether the process runs on the root file system of a container; False if that is unknown, as on systems other than Linux."""
     try:
-        lines = mountinfo.read_text(errors="replace").splitlines()
+        lines = read_text_file(mountinfo, errors="replace").splitlines()
     except OSError:
         return False
     for line in reversed(lines):  # the last mount on a path hides the others

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import os
 
+from .files import open_regular
+
 _BLANK = b"\n"
 
 
 def rewrite(path: str, data: bytes) -> None:
     """Writes ``data`` into the existing file. Raises ``OSError``; if the disk is full, the old content remains."""
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = open_regular(path, os.O_RDWR)
     try:
         before = os.fstat(fd).st_size
         try:

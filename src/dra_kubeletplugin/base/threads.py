@@ -18,26 +18,32 @@ from weakref import WeakKeyDictionary
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]  # must not raise
-_IDLE_SECONDS = 10.0  # seconds that an idle thread lives on, because vendors' libraries keep state for each thread
 
 
 class Threads:
-    """At most ``limit`` daemon threads. Further jobs wait in a queue, from which they can be withdrawn."""
+    """At most ``limit`` daemon threads. Further jobs wait in a queue, from which they can be withdrawn.
 
-    def __init__(self, limit: int, name: str) -> None:
+    The thread that became idle last gets the next job, so that the threads of a burst end although further jobs follow.
+
+    Args:
+        idle_seconds: how long a thread without a job lives on. Vendors' libraries keep state for each thread.
+    """
+
+    def __init__(self, limit: int, name: str, idle_seconds: float = 60.0) -> None:
         self.limit = limit
         self.name = name
-        self._change = threading.Condition()
+        self.idle_seconds = idle_seconds
+        self._lock = threading.Lock()
         self._jobs: deque[Job] = deque()
         self._alive = 0
-        self._idle = 0
+        self._idle: list[threading.Event] = []  # wakes an idle thread; the last thread became idle last
 
     def submit(self, job: Job) -> None:
         """Runs ``job`` in a thread: at once if a thread is idle or a new one is allowed, else when one becomes idle."""
-        with self._change:
+        with self._lock:
             self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._change.notify()
+            if self._idle:
+                self._idle.pop().set()
                 return
             if self._alive >= self.limit:
                 return
@@ -47,12 +53,12 @@ class Threads:
         try:
             thread.start()
         except RuntimeError:  # the machine has no thread left; another thread of this pool runs the job later
-            with self._change:
+            with self._lock:
                 self._alive -= 1
 
     def withdraw(self, job: Job) -> bool:
         """Removes a job from the queue. Returns False if it has begun."""
-        with self._change:
+        with self._lock:
             try:
                 self._jobs.remove(job)
             except ValueError:
@@ -60,26 +66,30 @@ class Threads:
             return True
 
     def _work(self) -> None:
+        wake = threading.Event()
         while True:
-            with self._change:
-                while not self._jobs:
-                    self._idle += 1
-                    woken = self._change.wait(_IDLE_SECONDS)
-                    self._idle -= 1
-                    if not woken and not self._jobs:
+            with self._lock:
+                job = self._jobs.popleft() if self._jobs else None
+                if job is None:
+                    wake.clear()
+                    self._idle.append(wake)
+            if job is not None:
+                job()
+                del job  # frees the objects that it refers to while the thread is idle
+            elif not wake.wait(self.idle_seconds):
+                with self._lock:
+                    if wake in self._idle:  # else a job came at the last moment
+                        self._idle.remove(wake)
                         self._alive -= 1
                         return
-                job = self._jobs.popleft()
-            job()
-            del job  # frees the objects that it refers to while the thread is idle
 
 
 class LoopExecutor(ThreadPoolExecutor):
     """The default executor of an event loop. The base class never ends a thread, so each burst of work would keep its threads."""
 
-    def __init__(self, limit: int = 32) -> None:
+    def __init__(self, limit: int = 32, idle_seconds: float = 10.0) -> None:
         super().__init__()  # starts no thread; asyncio accepts no other class
-        self._daemons = Threads(limit, "blocking")
+        self._daemons = Threads(limit, "blocking", idle_seconds)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -14,22 +14,20 @@ import errno
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ..base.files import create_file, read_file
 from ..errors import InvalidSpecError
 from .spec import validate_device_name, validate_kind, version_to_declare
 
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MAX_BYTES = 16 << 20  # bytes of a file; the spec of a claim has a few hundred
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _PROBE_SIZE = 4096  # bytes
@@ -135,9 +133,9 @@ class ClaimSpecs:
         """
         temporary = f"{self._notes}{_TEMPORARY}{self.token}"
         with naming_path_in_errors(str(self.root)):
-            fd = self._open(temporary, _CREATE, 0o600)
+            fd = self._create(temporary, 0o600)
             try:
-                _write_all(fd, bytes(_PROBE_SIZE))
+                write_all(fd, bytes(_PROBE_SIZE))
             finally:
                 os.close(fd)
                 os.unlink(temporary)
@@ -151,12 +149,12 @@ class ClaimSpecs:
             self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
             write_file(path, temporary, data, mode)
 
-    def _open(self, path: str, flags: int, mode: int) -> int:
+    def _create(self, path: str, mode: int) -> int:
         try:
-            return os.open(path, flags, mode)
+            return create_file(path, mode)
         except FileNotFoundError:
             self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
-            return os.open(path, flags, mode)
+            return create_file(path, mode)
 
     def remove(self, uid: str) -> None:
         """Removes the spec of a claim, if it exists.
@@ -184,16 +182,13 @@ class ClaimSpecs:
             return False
 
     def note(self, uid: str) -> bytes:
-        """Returns the note of a claim.
-
-        Raises ``OSError``, or ``ValueError`` if it is not a regular file or is too large.
-        """
+        """Returns the note of a claim. Raises ``OSError``, also if it is not a regular file or is too large."""
         return content_of(self._note(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
         """Returns the spec of a claim.
 
-        Raises ``OSError``, or ``ValueError`` if it is not a regular file, is too large, or is not a JSON object.
+        Raises ``OSError``, also if it is not a regular file or is too large; ``ValueError`` if it is not a JSON object.
         """
         try:
             spec: dict[str, Any] = msgspec.json.decode(content_of(self._spec(uid)), type=dict)
@@ -241,7 +236,7 @@ def write_new(path: str, data: bytes, mode: int) -> None:
     try:
         with naming_path_in_errors(path):
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 if mode & 0o077:  # the umask may have removed these bits
                     os.fchmod(fd, mode)
             finally:
@@ -258,10 +253,10 @@ def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
     Raises ``OSError`` that names ``path``.
     """
     with naming_path_in_errors(path):
-        fd = os.open(temporary, _CREATE, mode)
+        fd = create_file(temporary, mode)
         try:
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 os.fchmod(fd, mode)
             finally:
                 os.close(fd)
@@ -276,17 +271,15 @@ def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
 
 
-def content_of(path: str) -> bytes:
-    """Returns the content of a regular file of limited size. Never waits for a pipe and never reads a device.
+def content_of(path: str, *, follow: bool = False) -> bytes:
+    """Returns the content of a regular file of limited size.
 
-    Raises ``OSError``, or ``ValueError`` for a file that the driver cannot have written.
+    Args:
+        follow: whether ``path`` may be a link, as for a file that another program reads through the link.
+
+    Raises ``OSError``; :class:`UnsuitableFileError` for a file that the driver cannot have written.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with naming_path_in_errors(path), os.fdopen(fd, "rb") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
-            raise ValueError(f"it is not a regular file of at most {_MAX_BYTES:,} bytes")
-        return file.read(_MAX_BYTES)
+    return read_file(path, links=follow)
 
 
 def is_uid(uid: str) -> bool:
@@ -341,7 +334,7 @@ def naming_path_in_errors(path: str) -> Iterator[None]:
         raise
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     """Writes all of ``data``. On a full disk, ``os.write`` writes a part and raises nothing; only the next call raises."""
     rest = memoryview(data)
     while rest:

@@ -9,7 +9,7 @@ import msgspec
 
 from ..base.structs import NamedStructMeta
 from ..errors import InvalidSpecError, describe, printable
-from .spec import check_edits, check_types
+from .spec import check_edits, check_types, version_to_declare
 
 E = TypeVar("E")
 _NOT_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, type(lambda: None))
@@ -32,7 +32,9 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
     Args:
         path: the path in the container.
         host_path: the path on the host; empty means the same path.
-        type, major, minor: by default, the runtime reads them from the node on the host.
+        type: by default, the runtime reads it from the node on the host.
+        major: by default, the runtime reads it from the node on the host.
+        minor: by default, the runtime reads it from the node on the host.
         file_mode: permission bits, e.g. ``0o660``.
         permissions: letters of the cgroup's device rule: ``r`` (read), ``w`` (write), ``m`` (mknod).
     """
@@ -112,9 +114,12 @@ class ContainerEdits:
         env: ``{"NAME": "value"}``. If several devices of a container set the same name, the container gets the value of the last device.
             So put the device into the name, such as ``CARD_A1_MODE``, unless the value is the same for all devices.
         device_nodes: paths, or :class:`DeviceNode` for more options.
-        mounts, hooks, net_devices: see their classes.
+        mounts: see :class:`Mount`.
+        hooks: see :class:`Hook`.
+        net_devices: see :class:`NetDevice`.
         additional_gids: supplementary group ids of the process.
-        intel_rdt: the object ``intelRdt`` of the CDI specification.
+        intel_rdt: the object ``intelRdt`` of the CDI specification. CDI 1.1.0 dropped ``enableCMT`` and ``enableMBM``: newer runtimes
+            reject a spec with them.
     """
 
     __slots__ = ("_host_paths", "_json")
@@ -164,6 +169,8 @@ class ContainerEdits:
         check_types(built)
         _check_text(built, "")
         check_edits(built)
+        if intel_rdt is not None:
+            version_to_declare({"containerEdits": built})
         self._host_paths = _checked_paths(nodes, mounts, hooks) if nodes or mounts or hooks else ()
 
     def json(self) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..base.json_types import ReadOnlyJSON
 from ..errors import InvalidSpecError
 
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
-OLDEST = "0.3.0"
+OLDEST, NEWEST = "0.3.0", VERSIONS[-1]
 _DIGITS = tuple("0123456789")
 HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 
-JSON = Mapping[str, Any]
 _DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 # Types of fields: s text, i 64-bit integer, u unsigned 32-bit integer, b bool, m map of texts.
@@ -54,6 +54,58 @@ SPEC_SHAPE = {
     "devices": [{"name": "s", "annotations": "m", "containerEdits": EDITS_SHAPE}],
     "containerEdits": EDITS_SHAPE,
 }
+_ALWAYS = (OLDEST, NEWEST)
+FIELD_VERSIONS: Mapping[str, tuple[str, str]] = {
+    "cdiVersion": _ALWAYS,
+    "kind": _ALWAYS,
+    "annotations": ("0.6.0", NEWEST),
+    "devices": _ALWAYS,
+    "devices.name": _ALWAYS,
+    "devices.annotations": ("0.6.0", NEWEST),
+    "devices.containerEdits": _ALWAYS,
+    "containerEdits": _ALWAYS,
+    "containerEdits.env": _ALWAYS,
+    "containerEdits.deviceNodes": _ALWAYS,
+    "containerEdits.deviceNodes.path": _ALWAYS,
+    "containerEdits.deviceNodes.hostPath": ("0.5.0", NEWEST),
+    "containerEdits.deviceNodes.type": _ALWAYS,
+    "containerEdits.deviceNodes.major": _ALWAYS,
+    "containerEdits.deviceNodes.minor": _ALWAYS,
+    "containerEdits.deviceNodes.fileMode": _ALWAYS,
+    "containerEdits.deviceNodes.permissions": _ALWAYS,
+    "containerEdits.deviceNodes.uid": _ALWAYS,
+    "containerEdits.deviceNodes.gid": _ALWAYS,
+    "containerEdits.netDevices": ("1.1.0", NEWEST),
+    "containerEdits.netDevices.hostInterfaceName": ("1.1.0", NEWEST),
+    "containerEdits.netDevices.name": ("1.1.0", NEWEST),
+    "containerEdits.hooks": _ALWAYS,
+    "containerEdits.hooks.hookName": _ALWAYS,
+    "containerEdits.hooks.path": _ALWAYS,
+    "containerEdits.hooks.args": _ALWAYS,
+    "containerEdits.hooks.env": _ALWAYS,
+    "containerEdits.hooks.timeout": _ALWAYS,
+    "containerEdits.mounts": _ALWAYS,
+    "containerEdits.mounts.hostPath": _ALWAYS,
+    "containerEdits.mounts.containerPath": _ALWAYS,
+    "containerEdits.mounts.options": _ALWAYS,
+    "containerEdits.mounts.type": ("0.4.0", NEWEST),
+    "containerEdits.intelRdt": ("0.7.0", NEWEST),
+    "containerEdits.intelRdt.closID": ("0.7.0", NEWEST),
+    "containerEdits.intelRdt.l3CacheSchema": ("0.7.0", NEWEST),
+    "containerEdits.intelRdt.memBwSchema": ("0.7.0", NEWEST),
+    "containerEdits.intelRdt.schemata": ("1.1.0", NEWEST),
+    "containerEdits.intelRdt.enableCMT": ("0.7.0", "1.0.0"),
+    "containerEdits.intelRdt.enableMBM": ("0.7.0", "1.0.0"),
+    "containerEdits.intelRdt.enableMonitoring": ("1.1.0", NEWEST),
+    "containerEdits.additionalGids": ("0.7.0", NEWEST),
+}
+"""The first and the last CDI version of each field. ``containerEdits`` are the edits of a spec and of a device.
+
+Sources: SPEC.md, "Released versions", and specs-go/version.go and config.go of container-device-interface.
+"""
+_FIRST = {path: first for path, (first, _) in FIELD_VERSIONS.items()}
+_RDT = "containerEdits.intelRdt"
+_DROPPED_RDT = {path.rpartition(".")[2]: last for path, (_, last) in FIELD_VERSIONS.items() if last != NEWEST}
 _TYPES: dict[str, type] = {"s": str, "i": int, "u": int, "b": bool, "m": dict}
 _RANGES = {"i": (-(2**63), 2**63 - 1), "u": (0, 2**32 - 1)}
 
@@ -62,7 +114,7 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(p) for p in version.removeprefix("v").split("."))
 
 
-def minimum_version(spec: JSON) -> str:
+def minimum_version(spec: ReadOnlyJSON) -> str:
     """Returns the lowest CDI version that the Go library 1.1.0 accepts for a spec, based on its fields.
 
     The library considers the mount types and host paths of the last device only.
@@ -70,24 +122,45 @@ def minimum_version(spec: JSON) -> str:
     return _least(spec, (spec.get("devices") or [])[-1:])
 
 
-def version_to_declare(spec: JSON) -> str:
-    """Returns the lowest CDI version that has all fields of a spec. Every library with this version accepts the spec."""
-    return _least(spec, spec.get("devices") or [])
+def version_to_declare(spec: ReadOnlyJSON) -> str:
+    """Returns the lowest CDI version that has all fields of a spec. Every library with this version accepts the spec.
+
+    Raises :class:`InvalidSpecError` if no version has all fields.
+    """
+    least = _least(spec, spec.get("devices") or [])
+    for place, name, last in dropped_fields(spec):
+        if version_key(last) < version_key(least):
+            raise InvalidSpecError(
+                f"no CDI version has all fields: {last} is the last version with {name} in {place}, and another field needs {least}"
+            )
+    return least
 
 
-def _least(spec: JSON, checked_devices: Sequence[JSON]) -> str:
+def dropped_fields(spec: ReadOnlyJSON) -> Iterator[tuple[str, str, str]]:
+    """Yields the fields that a later CDI version dropped: where the field is, its name, and the last version that has it.
+
+    A library of a later version rejects a spec with such a field, whatever version the spec declares.
+    """
+    owners = [(f"spec.devices[{i}]", device) for i, device in enumerate(spec.get("devices") or [])]
+    for place, owner in (*owners, ("spec", spec)):
+        for name in (owner.get("containerEdits") or {}).get("intelRdt") or ():
+            if last := _DROPPED_RDT.get(name):
+                yield f"{place}.containerEdits.intelRdt", name, last
+
+
+def _least(spec: ReadOnlyJSON, checked_devices: Sequence[ReadOnlyJSON]) -> str:
     used = [OLDEST]
-    kind = str(spec.get("kind", ""))
-    if "." in kind.partition("/")[2]:
+    vendor, _, class_name = str(spec.get("kind", "")).partition("/")
+    if vendor and "." in class_name:
         used.append("0.6.0")
     if spec.get("annotations"):
-        used.append("0.6.0")
+        used.append(_FIRST["annotations"])
     devices = spec.get("devices") or []
     for device in devices:
         if device.get("name", "")[:1] in _DIGITS:
             used.append("0.5.0")
         if device.get("annotations"):
-            used.append("0.6.0")
+            used.append(_FIRST["devices.annotations"])
     for owner in (*checked_devices, spec):
         used += _older_versions(owner.get("containerEdits") or {})
     for owner in (*devices, spec):
@@ -95,26 +168,29 @@ def _least(spec: JSON, checked_devices: Sequence[JSON]) -> str:
     return max(used, key=VERSIONS.index)
 
 
-def _older_versions(edits: JSON) -> list[str]:
+def _older_versions(edits: ReadOnlyJSON) -> list[str]:
     out = []
     for mount in edits.get("mounts") or ():
         if mount.get("type"):
-            out.append("0.4.0")
+            out.append(_FIRST["containerEdits.mounts.type"])
     for node in edits.get("deviceNodes") or ():
         if node.get("hostPath"):
-            out.append("0.5.0")
+            out.append(_FIRST["containerEdits.deviceNodes.hostPath"])
     return out
 
 
-def _edits_versions(edits: JSON) -> list[str]:
+def _edits_versions(edits: ReadOnlyJSON) -> list[str]:
     out = []
     rdt = edits.get("intelRdt")
     if rdt is not None:
-        out.append("1.1.0" if rdt.get("schemata") is not None or rdt.get("enableMonitoring") else "0.7.0")
-    if edits.get("additionalGids"):
-        out.append("0.7.0")
-    if edits.get("netDevices"):
-        out.append("1.1.0")
+        out.append(_FIRST[_RDT])
+        if rdt.get("schemata") is not None:
+            out.append(_FIRST[f"{_RDT}.schemata"])
+        if rdt.get("enableMonitoring"):
+            out.append(_FIRST[f"{_RDT}.enableMonitoring"])
+    for name in ("additionalGids", "netDevices"):
+        if edits.get(name):
+            out.append(_FIRST[f"containerEdits.{name}"])
     return out
 
 
@@ -131,6 +207,9 @@ def validate_spec(spec: Any) -> None:
     """Validates a spec. Raises :class:`InvalidSpecError` with the Go library's text for the first error."""
     _strict(spec, SPEC_SHAPE, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
+    for place, name, last in dropped_fields(spec):
+        if version not in VERSIONS or version_key(version) > version_key(last):
+            raise InvalidSpecError(f'unknown field "{name}" in {place}: the last CDI version with it is {last}')
     if version not in VERSIONS:
         raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
     least = minimum_version(spec)
@@ -200,7 +279,7 @@ def check_types(edits: Any) -> None:
     _strict(edits, EDITS_SHAPE, ("edits",))
 
 
-def check_edits(edits: JSON) -> None:
+def check_edits(edits: ReadOnlyJSON) -> None:
     """Applies the Go library's rules to container edits whose types are valid. Raises :class:`InvalidSpecError`."""
     for env in edits.get("env") or []:
         _check_env(env, "invalid container edits: ")
@@ -232,7 +311,7 @@ def _check_env(value: str, prefix: str) -> None:
         raise InvalidSpecError(f'{prefix}invalid environment variable "{value}"')
 
 
-def _check_node(node: JSON) -> None:
+def _check_node(node: ReadOnlyJSON) -> None:
     path = node.get("path", "")
     if not path:
         raise InvalidSpecError("invalid (empty) device path")
@@ -243,7 +322,7 @@ def _check_node(node: JSON) -> None:
         raise InvalidSpecError(f'device "{path}": invalid permissions "{permissions}"')
 
 
-def _check_net(devices: list[JSON]) -> None:
+def _check_net(devices: list[ReadOnlyJSON]) -> None:
     by_host: dict[str, str] = {}
     by_name: dict[str, str] = {}
     for device in devices:

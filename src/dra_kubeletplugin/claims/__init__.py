@@ -18,4 +18,4 @@ __all__ = [
     "Record",
     "RecordStore",
     "State",
-]  # fmt: skip
+]

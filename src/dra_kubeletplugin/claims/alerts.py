@@ -1,7 +1,7 @@
 """Reports faults of claims in use as events on the claim, on its pods and on the node.
 
-A fault is a record that cannot be read, or a device of a prepared claim that vanished or became unhealthy. A repair of the record
-journal is an event on the node. Failures of an operation on a claim are reported by the code that runs the operation.
+A fault is a record that cannot be read, or a device of a prepared claim that vanished or became unhealthy. A repair of the
+records is an event on the node. Failures of an operation on a claim are reported by the code that runs the operation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Alerts:
 
     Args:
         rows: returns every row of the records; may raise :class:`RecordsError`.
-        repaired: sentences about repairs of the record journal as a whole; the sequence only grows.
+        repaired: sentences about repairs of the records; the sequence only grows.
     """
 
     def __init__(

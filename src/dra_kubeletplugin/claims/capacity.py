@@ -11,14 +11,14 @@ import contextlib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..resourceapi.quantity import Format, Quantity, QuantityRangeError
 from ..resourceapi.types import Device
 
-JSON = dict[str, Any]
 _NANO = 9  # decimal places: one billionth is the smallest amount that Kubernetes has
 _CONTEXT = Context(prec=120)
 _MAX_DIGITS = 80  # digits; no real amount has more
@@ -172,10 +172,13 @@ def _counter_shortage(
                 return Shortage(
                     f"counter {counter} in counter set {name} of pool {pool}",
                     [d for d, has in after.items() if has > before.get(d, 0)],
-                    total - used, limit, used, Quantity(limits[counter]).format,
+                    total - used,
+                    limit,
+                    used,
+                    Quantity(limits[counter]).format,
                     frozenset(h.uid for h, c in drawn if c is None or c.get(counter)),
                     frozenset(h.uid for h, c in drawn if c is None),
-                )  # fmt: skip
+                )
     return None
 
 
@@ -206,10 +209,14 @@ def _capacity_shortage(
             if more > 0 and used + more > limit:
                 return Shortage(
                     f"capacity {capacity} of device {name} in pool {pool}",
-                    [name], more, limit, used, Quantity(limits[capacity]).format,
+                    [name],
+                    more,
+                    limit,
+                    used,
+                    Quantity(limits[capacity]).format,
                     frozenset(h.uid for h, t in taken if t is None or t.capacity.get(capacity)),
                     frozenset(h.uid for h, t in taken if t is None),
-                )  # fmt: skip
+                )
     return None
 
 

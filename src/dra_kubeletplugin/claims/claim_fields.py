@@ -7,15 +7,15 @@ encoded until they are resolved. Managed fields and device statuses stay encoded
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..driver.results import AllocationResult
 from ..resourceapi.allocation import node_of
 from ..resourceapi.encoded import config_entries, from_json
 
-JSON = dict[str, Any]
 T = TypeVar("T")
 DeviceKey = tuple[str, str, str]  # pool, device, share id
 

@@ -1,6 +1,6 @@
 """Writes and removes a claim's files: the CDI spec, the metadata files, and a note with the claim's record.
 
-If the journal is lost, the plugin restores the record from the note, including requests, admin access and undo steps.
+A note is a copy of the record. If the record's file is lost or damaged, it is written again from the note.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,8 @@ from ..base.telemetry.logs import claim_fields
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
 from .metadata_files import MetadataFiles
-from .record import UNDONE, Record, State, check_doc
+from .record import Record, State, decode_record, encode_record
+from .store.records import Stored, file_name, stored_of
 
 log = logging.getLogger(__name__)
 _ADVICE = {
@@ -32,43 +33,50 @@ _ADVICE = {
 }
 
 
-class _Note(msgspec.Struct):
-    uid: str
-    namespace: str
-    name: str
-    boot: str
-    created: float
-    doc: msgspec.Raw
-
-
 def note_of(record: Record) -> bytes:
-    """Encodes the note of a claim. Equal records have equal bytes, so that notes can be compared."""
-    doc = msgspec.Raw(msgspec.json.encode(record.doc))
-    return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
+    """Returns the note of a claim. Equal claims have equal notes, so that they can be compared."""
+    state = State.UNPREPARING if record.undone else State.PREPARED
+    noted = msgspec.structs.replace(
+        record, state=state, owner="", error="", attempts=0, retry_at=None, updated=record.created
+    )
+    return encode_record(noted, noted.holds())
 
 
-def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
-    """Reads the record from a claim's note; None if there is no note or it cannot be decoded.
+def read_note(specs: ClaimSpecs, uid: str) -> Stored | None:
+    """Reads the claim in a note; None if there is no note or it is damaged.
 
     Raises ``OSError`` if the process cannot open any file now, for example because too many are open, or if the disk fails. Such a note
     must not count as missing: the devices in it would become free.
     """
     try:
-        note = msgspec.json.decode(specs.note(uid), type=_Note)
-        if note.uid != uid:
-            raise ValueError(f"it belongs to claim {note.uid}")
-        doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
+        note = stored_of(specs.note(uid), file_name(uid))
+        if note is None or not note.is_intact:
+            raise ValueError("it is damaged, or belongs to another claim")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as e:
+    except (OSError, ValueError) as e:
         if getattr(e, "errno", None) in NOT_NOW | {errno.EIO}:
             raise
         log.error(
-            "cannot decode the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}
+            "cannot read the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}
         )
         return None
-    state = State.UNPREPARING if doc.get(UNDONE) else State.PREPARED
-    return Record(uid, note.namespace, note.name, state, note.boot, "", doc, created=note.created)
+    return note
+
+
+def noted_uids(specs: ClaimSpecs) -> Sequence[str]:
+    """Returns the UIDs of claims that have a spec or a note. Raises ``OSError`` as :func:`read_note`."""
+    try:
+        return specs.uids()
+    except OSError as e:
+        if e.errno in NOT_NOW or e.errno == errno.EIO:
+            raise
+        log.error(
+            "cannot read the CDI folder %s (%s): claims that are recorded only in this folder are not found",
+            specs.root,
+            e.strerror,
+        )
+        return []
 
 
 class ClaimFiles:
@@ -103,14 +111,14 @@ class ClaimFiles:
         """Writes the spec and the metadata files of a prepared claim, if it has them."""
         with self._translated("written"):
             self.metadata.put(record)
-            if spec := record.doc.get("cdi"):
+            if spec := record.cdi:
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
         """Writes the note of a claim. Raises nothing: a failure is logged, and the next reconcile pass writes the note of a prepared claim.
 
         Call it inside the transaction that commits the claim as prepared. Then no other instance can take the claim over before the note
-        exists, and the note exists even if the journal is lost directly after the commit.
+        exists, and the note exists even if the record's file is lost directly after the commit.
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
@@ -124,9 +132,7 @@ class ClaimFiles:
 
     def are_intact(self, record: Record) -> bool:
         """Whether all files exist and match the record. Raises nothing."""
-        return self.specs.has_content(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.are_intact(
-            record
-        )
+        return self.specs.has_content(record.uid, record.cdi, note_of(record)) and self.metadata.are_intact(record)
 
     def restore(self, record: Record) -> bool:
         """Restores the files if one is missing, truncated or changed. Returns True if it wrote them.
@@ -146,10 +152,12 @@ class ClaimFiles:
         Raises :class:`RecordsError` if the note cannot be read now.
         """
         try:
-            return record_of(self.specs, uid)
+            note = read_note(self.specs, uid)
         except OSError as e:
             shown = printable(e.filename or self.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
+        row = decode_record(note.head, note.data) if note else None
+        return row if isinstance(row, Record) else None
 
     def remove(self, record: Record) -> None:
         """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
@@ -161,7 +169,7 @@ class ClaimFiles:
             self.metadata.remove(record)
 
     def remove_note(self, uid: str) -> None:
-        """Removes the note of a claim that is rolled back. Otherwise the next opening of the journal would restore the claim's record.
+        """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it.
 
         If the note can be neither removed nor decoded, the failure is only logged: the next reconcile pass removes the note as an orphan.
         """

@@ -15,7 +15,7 @@ from ..kube import KubeClient
 from .claim_files import ClaimFiles
 from .inflight import ClaimTasks
 from .processes import ClaimProcesses
-from .record import InFlightRecords
+from .running_pods import ClaimPods
 from .shared_steps import SharedSteps
 from .store.store import RecordStore
 from .transitions import Transitions
@@ -43,7 +43,7 @@ class ClaimContext(msgspec.Struct, frozen=True):
     files: ClaimFiles
     transitions: Transitions
     tasks: ClaimTasks
-    in_flight: InFlightRecords
     shared: SharedSteps
     processes: ClaimProcesses
+    pods: ClaimPods
     changed: Callable[[], None]

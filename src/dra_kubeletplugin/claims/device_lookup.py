@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from ..base.json_types import JSON
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice
 from ..resourceapi.amounts import Capacity
@@ -12,8 +12,6 @@ from ..resourceapi.quantity import Quantity
 from .capacity import Supply, draws_of, takes_json
 from .record import allocated_json
 from .remote_devices import RemoteDevice
-
-JSON = dict[str, Any]
 
 
 class DeviceLookup(Supply):

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from ..base.backoff import Backoff
+from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
@@ -29,7 +30,6 @@ from ..resourceapi.defaulting import now
 from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
 _WAIT = 5.0  # seconds that a caller waits for a report to be written
 _RETRY_FOR = 600.0  # seconds for which a failing report is retried
@@ -46,7 +46,7 @@ class _PendingStatuses(msgspec.Struct):
     claim: ClaimIdentity
     wanted: dict[DeviceKey, DeviceStatus] = msgspec.field(default_factory=dict)
     since: float = msgspec.field(default_factory=time.monotonic)
-    failures: int = 0
+    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.4, _MAX_PAUSE, jitter=0.3))
     not_before: float = 0.0
     listeners: list[Callable[[bool], object]] = msgspec.field(default_factory=list)
 
@@ -193,9 +193,7 @@ class DeviceStatusReporter:
         if fault != self.fault:
             log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))
         self.fault = fault
-        pending.failures += 1
-        pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
-        pending.not_before = time.monotonic() + pause
+        pending.not_before = time.monotonic() + pending.backoff.next()
         if time.monotonic() - pending.since > _RETRY_FOR or isinstance(e, (BadRequestError, InvalidError)):
             log.warning("device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim))
             return True

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
 from ..cdi.directory import is_uid
 from ..driver import Claim, PreparedDevice
@@ -35,6 +36,7 @@ from .batch_window import BatchWindow
 from .claim_fields import ClaimIdentity
 from .context import ClaimContext
 from .device_status import DeviceStatusReporter
+from .failing_prepares import FailingPrepares
 from .inflight import TaskLog, Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, Record, State
@@ -50,7 +52,6 @@ ClaimOutcome = Sequence[PreparedResult] | DraError
 _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
-_MAX_LOGGED = 1_000  # claims whose last logged failure is remembered
 _ANSWER_FROM_RECORD_AFTER = 1.2  # seconds without a response of the API server; then a prepared claim's record is used
 
 
@@ -69,8 +70,8 @@ class Engine:
         self.verifier = verifier
         self.rollback = rollback
         self.reports = reports
-        # The last failure and when it was logged, by claim UID.
-        self._logged_failures: dict[str, tuple[str, float]] = {}
+        self.failing = FailingPrepares()
+        self._logged = LogOnce(_LOG_AGAIN)
         self._unused_metadata_logged = False  # whether unused metadata of the driver was logged
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -113,10 +114,15 @@ class Engine:
             for uid, result in out.items():
                 if not isinstance(result, DraError):
                     results["ok"] += 1
-                    self._logged_failures.pop(uid, None)
+                    self._logged.forget(uid)
+                    self.failing.ended(uid)
+                    self.context.pods.set_done(uid)
                     continue
                 results[result.reason] += 1
-                self._log_failure(work, by_uid[uid], result, self.context.tasks.log_of(tasks[uid]) or TaskLog(op, {}))
+                task_log = self.context.tasks.log_of(tasks[uid]) or TaskLog(op, {})
+                if work is Work.PREPARE:
+                    self.failing.failed(by_uid[uid], result, str(task_log.fields.get("pod") or ""))
+                self._log_failure(work, by_uid[uid], result, task_log)
             for reason, count in results.items():
                 self.context.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
@@ -126,15 +132,8 @@ class Engine:
 
         A failed rollback is logged where it fails.
         """
-        if isinstance(error, UndoFailedError):
+        if isinstance(error, UndoFailedError) or not self._logged.is_new(ref.uid, f"{work.value}: {error.event()}"):
             return
-        uid, text, now = ref.uid, f"{work.value}: {error.event()}", time.monotonic()
-        before, when = self._logged_failures.get(uid, ("", now))
-        if text == before and now - when < _LOG_AGAIN:
-            return
-        while len(self._logged_failures) >= _MAX_LOGGED:
-            del self._logged_failures[next(iter(self._logged_failures))]
-        self._logged_failures[uid] = (text, now)
         fields = {**claim_fields(ref), **task.fields, "error_code": error.code}
         with operation(task.operation):
             if work is Work.PREPARE:
@@ -167,10 +166,10 @@ class Engine:
             if not verified.devices:
                 return ()  # no device of the claim belongs to this driver
             set_log_fields(functools.partial(_fields_with_pod, ref, verified.reserved_for))
+            self.context.pods.set_waiting(ref, verified.reserved_for)
             await window.wait(ref.uid)
         finally:
             window.leave(ref.uid)
-        doc = {"devices": list(verified.entries), "operation": operation_id()}
         for _ in range(_ROUNDS):
             record = Record(
                 ref.uid,
@@ -179,9 +178,10 @@ class Engine:
                 State.PREPARING,
                 self.context.transitions.boot_id,
                 self.context.transitions.process.id,
-                dict(doc),
+                list(verified.entries),
+                operation=operation_id(),
             )
-            match await self._begin(record, verified):
+            match await self.rollback.decide(functools.partial(self._begin, record, verified), Mode.SYNC):
                 case AlreadyPrepared(found, intact):
                     return prepared_result(found) if intact else await self._repeat(found)
                 case Prepare():
@@ -226,20 +226,8 @@ class Engine:
         row = await self.context.store.get(uid)
         return row if isinstance(row, Record) and self.context.transitions.is_prepared(row) else None
 
-    async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
-        """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
-
-        def begin(records: Records) -> Decision:
-            decision = self.context.transitions.begin(records, record, verified.fault, verified.supply)
-            if isinstance(decision, Prepare):
-                self.context.in_flight.put(record)
-            return decision
-
-        try:
-            return await self.rollback.decide(begin, Mode.SYNC)
-        except DraError:
-            self.context.in_flight.drop(record.uid)
-            raise
+    def _begin(self, record: Record, verified: VerifiedClaim, records: Records) -> Decision:
+        return self.context.transitions.begin(records, record, verified.fault, verified.supply)
 
     async def _prepare_fresh(
         self, record: Record, ref: ClaimIdentity, verified: VerifiedClaim
@@ -250,24 +238,21 @@ class Engine:
         """
 
         async def save(steps: list[dict[str, Any]]) -> None:
-            record.doc["undo"] = steps
+            record.undo = steps
             if not await self.context.store.do(lambda records: records.update(record, fence), Mode.SYNC):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
                 )
-            self.context.in_flight.put(record)
 
         fence = record.fence
-        share = functools.partial(self.context.shared.set_up, record)
+        share = functools.partial(self.context.shared.set_up, record, verified.devices)
         start = functools.partial(self.context.processes.start, record.uid)
         undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save, share, start)
         prepared: Sequence[PreparedDevice] = ()
         try:
             prepared = await self._call_driver(record, ref, verified, undo)
             record.state, record.owner = State.PREPARED, ""
-            if not await self.context.store.do(
-                lambda records: self._commit(records, record, fence), first=lambda: self.context.files.put(record)
-            ):
+            if not await self.context.store.do(lambda records: self._commit(records, record, fence)):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet retries"
                 )
@@ -278,7 +263,6 @@ class Engine:
                 raise error from e
             await self._repeat(found)
             record = found
-        self.context.in_flight.drop(record.uid)
         self.context.changed()
         if statuses := {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}:
             self.reports.queue(ref, statuses)
@@ -320,10 +304,11 @@ class Engine:
         return prepared
 
     def _commit(self, records: Records, record: Record, fence: Fence) -> bool:
-        done = records.update(record, fence)
-        if done:
-            self.context.files.note(record)
-        return done
+        if not records.update(record, fence):
+            return False
+        self.context.files.put(record)
+        self.context.files.note(record)
+        return True
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
         """Returns the result from the record, after restoring files of the claim that were lost or damaged."""

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..base.backoff import Backoff
 from ..base.threads import in_own_thread
 from ..cdi import ClaimSpecs
 from ..devices.pool_state import Held
@@ -27,13 +28,14 @@ from .metadata_updates import MetadataUpdates
 from .process_watcher import ProcessWatcher
 from .processes import ClaimProcesses
 from .reconcile import Reconciler
-from .record import InFlightRecords, Record, Row, UnreadableRecord
+from .record import Record, Row, UnreadableRecord
 from .recovery import Recovery
 from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
+from .running_pods import ClaimPods
 from .shared_steps import SharedSteps
-from .store.journal import Journal
+from .store.folder import ClaimFolder
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions
@@ -41,11 +43,11 @@ from .verification import Verifier
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer rollbacks continue while the plugin serves
-_CHECK_INTERVAL = 2.0  # seconds between checks that the journal is intact
+_CHECK_INTERVAL = 2.0  # seconds between checks that the records are intact
 _RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
 _RECOVER_CHECK = 5.0  # seconds between checks whether recover() is due, for example after another instance died
 _PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
-_MAX_NOTES = 20  # failing rollbacks that readiness lists
+_MAX_NOTES = 20  # failing prepares, and failing rollbacks, that readiness lists
 
 
 class ClaimManager:
@@ -70,12 +72,11 @@ class ClaimManager:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
         driver, client, name = plugin.driver, plugin.client, settings.driver_name
-        in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
         self.store = RecordStore(
-            Journal(settings.records_path, specs, process, in_flight, boot_id, settings.lock_timeout, metrics)
+            ClaimFolder(settings.records_path, specs, process, boot_id, settings.lock_timeout, metrics)
         )
         transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
         self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
@@ -83,18 +84,32 @@ class ClaimManager:
         refuse = settings.unhealthy_policy == "refuse"
         verifier = Verifier(client, plugin.inventory, slices, driver, name, refuse_unhealthy=refuse)
         events = events or EventRecorder(client, name, settings.node_name, metrics)
-        shared = SharedSteps(driver, plugin.calls, settings, self.store, boot_id, in_flight, self.files.note)
+        shared = SharedSteps(driver, plugin.calls, settings, self.store, boot_id, self.files.note)
         processes = ClaimProcesses(driver, plugin.calls, settings, process)
+        pods = ClaimPods(
+            settings.pod_resources_socket, events, settings.node_name, metrics, settings.reconcile_grace_period
+        )
         context = ClaimContext(
-            driver, plugin.calls, settings, metrics, self.store, self.files, transitions, self.tasks, in_flight, shared, processes, changed
-        )  # fmt: skip
+            driver,
+            plugin.calls,
+            settings,
+            metrics,
+            self.store,
+            self.files,
+            transitions,
+            self.tasks,
+            shared,
+            processes,
+            pods,
+            changed,
+        )
         rollback = Rollback(context, events)
         self.engine = Engine(context, verifier, rollback, self.reports)
         self.reconciler = Reconciler(context, rollback, verifier)
         self.recovery = Recovery(driver, plugin.calls, self.store, boot_id)
         self._updates = MetadataUpdates(context)
         self.alerts = Alerts(
-            events, plugin.inventory, settings.node_name, self.store.everything, self.store.journal.report
+            events, plugin.inventory, settings.node_name, self.store.everything, self.store.folder.report
         )
         self._processes = (
             ProcessWatcher(processes, boot_id, self.store.everything, events, metrics, health_changed)
@@ -152,42 +167,40 @@ class ClaimManager:
         return {
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
             "recovery": self._keep_recovering,
-            "records": self._keep_checking_file,
+            "records": self._keep_checking_files,
             "device status": self.reports.run,
             "alerts": self.alerts.run,
             "rollbacks": lambda: rollback.retries.run(rollback.tidy),
             **({"processes": self._processes.run} if self._processes else {}),
         }
 
-    async def _keep_checking_file(self) -> None:
-        """Checks the journal regularly. If it is removed while the plugin is idle, a new instance would otherwise find no records."""
+    async def _keep_checking_files(self) -> None:
+        """Checks the records regularly. If they are removed while the plugin is idle, a new instance would otherwise find none."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL)
-            await self.store.check_file()
+            await self.store.check_files()
 
     async def _keep_recovering(self) -> None:
         """Runs recovery again whenever it is due.
 
-        The journal may be repaired at any time, also by an instance that died before it called recover().
+        The records may be repaired at any time, also by an instance that died before it called recover().
         """
-        first, longest = _RECOVER_RETRY
-        pause = first
+        backoff = Backoff(*_RECOVER_RETRY)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RECOVER_CHECK):
-                    await self.store.opened.wait()
-            self.store.opened.clear()
+                    await self.store.repaired.wait()
+            self.store.repaired.clear()
             try:
                 done = await self.recovery.once()
             except DraError as e:
                 log.warning("recovery failed and is retried: %s", e)
                 done = False
             if done:
-                pause = first
+                backoff.reset()
             else:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-                self.store.opened.set()
+                await asyncio.sleep(backoff.next())
+                self.store.repaired.set()
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
@@ -215,6 +228,19 @@ class ClaimManager:
         """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
         return self._processes.faults if self._processes else {}
 
+    def hanging(self) -> str:
+        """Why the work on files hangs, so that only a restart of the process helps; empty if it does not hang."""
+        limit = max(
+            self.settings.call_timeout, 2 * self.settings.lock_timeout
+        )  # the work may wait for another instance's lock
+        if (seconds := self.store.busy_for) <= limit:
+            return ""
+        folders = f"{self.settings.plugin_dir} or {self.settings.cdi_root}"
+        return (
+            f"a file operation in {folders} has not returned for {seconds:.0f} s, so no claim is prepared or unprepared: "
+            "see the mounts of these folders, such as a network file system that does not respond"
+        )
+
     async def faults(self) -> list[str]:
         """Returns the reasons why claims cannot be prepared now. If a write has failed before, it first tests the disk again."""
         if self.store.fault:
@@ -227,9 +253,18 @@ class ClaimManager:
                     await in_own_thread(self.files.probe)
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
+    def failing_prepares(self) -> list[str]:
+        """Returns a sentence for each claim that cannot be prepared now."""
+        failing = list(self.engine.failing.lines())
+        more = len(failing) - _MAX_NOTES
+        return failing[:_MAX_NOTES] + (
+            [f"{more} more claims cannot be prepared: see the plugin's log"] if more > 0 else []
+        )
+
     async def notes(self) -> list[str]:
-        """Returns notes for operators: repairs, checks that hang, unreadable records and failing rollbacks."""
-        out = [*self.store.journal.report, *self.recovery.report]
+        """Returns further notes for operators: failing rollbacks, repairs, deleted claims in use, and unreadable records."""
+        out = [*self.store.folder.report, *self.recovery.report]
+        out += self.reconciler.context.pods.notes
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         out += self._processes.notes if self._processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.files import named
+from ..base.files import UnsuitableFileError, named
+from ..base.json_types import JSON
 from ..base.rewrite import rewrite
 from ..cdi.directory import content_of, is_uid, name_of, naming_path_in_errors, remove_file, write_new
 from ..driver import AllocatedDevice, Claim, MetadataUpdate, PreparedDevice
@@ -24,7 +25,6 @@ from ..resourceapi.types import attribute_json
 from ..resourceapi.validation.names import label
 from .record import Record
 
-JSON = dict[str, Any]
 FOLDER = "dra-device-metadata"
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
 _JSON = ".json"
@@ -41,14 +41,14 @@ def _pod_claim(claim: Claim) -> str:
 
 
 def updated(record: Record, update: MetadataUpdate) -> JSON:
-    """Returns the ``doc`` of ``record`` after an update of one device, with the next generation for the file of its request.
+    """Returns the metadata of ``record`` after an update of one device, with the next generation for the file of its request.
 
     Returns the same object if the update changes nothing.
 
     Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
     too many attributes.
     """
-    metadata = record.doc.get("metadata")
+    metadata = record.metadata
     if not metadata:
         raise MetadataUpdateError(
             f"claim {record.shown} has no device metadata: it was prepared by a version of the driver that wrote none"
@@ -57,15 +57,14 @@ def updated(record: Record, update: MetadataUpdate) -> JSON:
     devices = list(metadata["requests"][request])
     devices[index] = _updated_device(record, devices[index], update)
     if devices[index] == metadata["requests"][request][index]:
-        return record.doc
+        return metadata
     base = base_request(request)
     updates = metadata.get("updates") or {}
-    metadata = {
+    return {
         **metadata,
         "requests": {**metadata["requests"], request: devices},
         "updates": {**updates, base: updates.get(base, 0) + 1},
     }
-    return {**record.doc, "metadata": metadata}
 
 
 def generation(record: Record, request: str) -> int:
@@ -73,7 +72,7 @@ def generation(record: Record, request: str) -> int:
 
     Each file has its own generation, so an update of one request's file does not change the generation of another request's file.
     """
-    metadata = record.doc["metadata"]
+    metadata = record.metadata or {}
     found: int = metadata["generation"] + (metadata.get("updates") or {}).get(base_request(request), 0)
     return found
 
@@ -115,7 +114,7 @@ def _attributes(claim: Claim, attributes: Mapping[str, Any], prepared_device: Pr
     merged = {**attributes, **prepared_device.metadata}
     try:
         wire = {name: attribute_json(value, name) for name, value in merged.items()}
-    except TypeError as e:
+    except (TypeError, ValueError) as e:
         raise BadAnswerError(
             f"claim {claim.namespace}/{claim.name}: metadata of device {prepared_device.name}: {e}"
         ) from None
@@ -181,7 +180,7 @@ class MetadataFiles:
                     raise ClaimError(f"{shown}: {printable(e)}") from None
                 mount = {"hostPath": self._path(claim.uid, base), "containerPath": str(path), "options": ["ro", "bind"]}
                 mounts[base] = {"mounts": [mount]}
-        record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
+        record.metadata = {"generation": 1, "podClaim": pod_claim, "requests": requests}
         return mounts
 
     def put(self, record: Record) -> None:
@@ -207,7 +206,7 @@ class MetadataFiles:
     def _replace(path: str, data: bytes) -> None:
         try:
             found = content_of(path)
-        except ValueError:  # not a regular file, so no container has mounted it
+        except UnsuitableFileError:  # the framework did not write it, so no container has mounted it
             remove_file(path)
             write_new(path, data, 0o644)
             return
@@ -227,12 +226,12 @@ class MetadataFiles:
 
         The record contains the requests, so the folder need not be listed. Raises ``OSError``.
         """
-        metadata = record.doc.get("metadata")
-        if record.doc.get("complete") and not metadata:
+        metadata = record.metadata
+        if record.complete and not metadata:
             return
         requests = {base_request(d.get("request") or "") for d in record.devices}
         requests.update(map(base_request, metadata["requests"] if metadata else ()))
-        if "" in requests:  # a rebuilt record: its requests are not known
+        if "" in requests:  # a recovered record: its requests are not known
             self.remove_all(record.uid)
             return
         for request in requests:
@@ -259,7 +258,7 @@ class MetadataFiles:
     @staticmethod
     def _contents(record: Record) -> dict[str, bytes]:
         """Returns the content of each request's file."""
-        metadata = record.doc.get("metadata")
+        metadata = record.metadata
         if not metadata:
             return {}
         claim = ClaimRef(record.name, record.namespace, record.uid, metadata["podClaim"])

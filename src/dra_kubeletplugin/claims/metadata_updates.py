@@ -22,7 +22,6 @@ from .context import ClaimContext
 from .inflight import Work, as_dra_error
 from .record import Record, State
 from .store.records import Records
-from .store.store import RecordJob
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
@@ -86,11 +85,8 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
         """Runs as the in-flight work of the claim."""
         while True:
-            done: int = await self.context.store.do(
-                lambda records: self._record(records, update),
-                then=lambda done: RecordJob(lambda records: self._write(records, update)) if done else 0,
-            )
-            if done:
+            if await self.context.store.do(lambda records: self._record(records, update)):
+                done = await self.context.store.do(lambda records: self._write(records, update))
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
@@ -105,9 +101,9 @@ class MetadataUpdates:
         if row is not None and row.state is State.PREPARING and self.context.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
-        before, fence = record.doc, record.fence
-        record.doc = metadata_files.updated(record, update)
-        if record.doc is not before:
+        before, fence = record.metadata, record.fence
+        record.metadata = metadata_files.updated(record, update)
+        if record.metadata is not before:
             records.update(record, fence)
             self.context.files.note(record)
         return True

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
 from ..base.text import did_you_mean, join_names
 from ..cdi import ClaimSpecs, ContainerEdits
@@ -24,7 +25,6 @@ from .record import Record, allocated_json, identity, request_names
 
 log = logging.getLogger(__name__)
 
-JSON = dict[str, Any]
 _TEXT = (str, type(None))
 _IN_ITS_FILE = ": the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function"
 _INSTALL = ": install what creates it on the host, such as its kernel driver, or correct the path"
@@ -95,16 +95,17 @@ def complete(
         first["cdi"] = [*first.get("cdi", ()), specs.device_id(name)]
     if lost := _lost_values(matched):
         log.warning(
-            "devices of one request set different values, of which a container gets only the last: %s", "; ".join(lost),
+            "devices of one request set different values, of which a container gets only the last: %s",
+            "; ".join(lost),
             extra=claim_fields(claim),
-        )  # fmt: skip
-    record.doc["devices"] = devices
-    record.doc["complete"] = True
+        )
+    record.devices = devices
+    record.complete = True
     if not edits:
-        record.doc["cdi"] = None
+        record.cdi = None
         return
     try:
-        record.doc["cdi"] = specs.build(edits)
+        record.cdi = specs.build(edits)
     except InvalidSpecError as e:
         raise BadAnswerError(
             f"claim {claim.namespace}/{claim.name}: prepare returned CDI edits that no runtime accepts: {e}"

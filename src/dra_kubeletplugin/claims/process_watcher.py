@@ -138,7 +138,7 @@ def _recorded(rows: Sequence[Row]) -> Iterator[_Process]:
     for row in rows:
         if not isinstance(row, Record):
             continue
-        for step in row.steps:
+        for step in row.undo:
             if step["step"] == STEP:
                 with contextlib.suppress(RecordsError):  # a rollback reports it
                     yield _Process(row, read_process(step["data"]))

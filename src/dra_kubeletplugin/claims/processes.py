@@ -17,12 +17,13 @@ from typing import Any
 
 import msgspec
 
+from ..base.backoff import Backoff
 from ..base.files import named
 from ..base.processes.identity import ProcessIdentity
 from ..base.processes.local import (
-    Command,
     Launched,
     LocalRunner,
+    ProcessCommand,
     ProcessRunner,
     ProcessState,
     cut_log,
@@ -58,7 +59,7 @@ class RecordedProcess(msgspec.Struct, frozen=True):
 
     name: str
     process: ProcessIdentity
-    command: Command
+    command: ProcessCommand
     instance: str
     supervisor: str = ""
     devices: list[tuple[str, str]] = []
@@ -155,14 +156,14 @@ class ClaimProcesses:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _command(self, uid: str, spec: ProcessSpec) -> Command:
+    def _command(self, uid: str, spec: ProcessSpec) -> ProcessCommand:
         path = self._logs / f"{uid}.{spec.name}.log"
         try:
             self._logs.mkdir(mode=0o700, exist_ok=True)
             path.unlink(missing_ok=True)
         except OSError as e:
             raise RetryableError(f"{spec.call}: its log cannot be written: {describe(e)}") from None
-        return Command(
+        return ProcessCommand(
             argv=tuple(map(str, spec.argv)),
             log=str(path),
             token=f"{uid}/{spec.name}/{os.urandom(8).hex()}",
@@ -180,7 +181,7 @@ class ClaimProcesses:
         return SupervisedRunner(Path(supervisor))
 
     @staticmethod
-    async def _launch(runner: ProcessRunner, command: Command) -> Launched:
+    async def _launch(runner: ProcessRunner, command: ProcessCommand) -> Launched:
         """Creates the waiting process. If this is cancelled, the process does not outlive it, also in a test that stops a plugin."""
         launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
         try:
@@ -193,7 +194,7 @@ class ClaimProcesses:
 
     async def _wait_until_ready(self, runner: ProcessRunner, found: RecordedProcess, spec: ProcessSpec) -> None:
         deadline = time.monotonic() + spec.ready_timeout
-        pause, longest = _PAUSES
+        backoff = Backoff(*_PAUSES)
         while spec.ready is not None:
             state = await in_own_thread(runner.state, found.process)
             if not state.running:
@@ -202,8 +203,7 @@ class ClaimProcesses:
                 return
             if time.monotonic() > deadline:
                 raise self._not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(backoff.next())
 
     @staticmethod
     def _not_ready(found: RecordedProcess, text: str) -> RetryableError:

@@ -1,8 +1,9 @@
 """Reconciles records, CDI files and the API server's claims: at start, and every ``reconcile_interval`` (300 s by default).
 
 A pass writes CDI files of prepared claims again if they were removed or changed; so does a repeated prepare. The folder is not watched.
-A claim that vanished from the API server is unprepared in a later pass, when its grace period is over. A pass waits a bounded time for
-each claim's work. Longer work continues in its own task, and a later pass sees its result.
+A claim that vanished from the API server is unprepared in a later pass, when no pod of the node can use it (`running_pods.py`) and its
+grace period is over. A pass waits a bounded time for each claim's work. Longer work continues in its own task, and a later pass sees
+its result.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Reconciler:
     def kubelet_registered(self) -> None:
         """Restarts each grace period: a kubelet that has just started unprepares the claims that ended while it was away."""
         self._gone_since.clear()
+        self.context.pods.forget_users()
 
     async def run(self, interval: float) -> None:
         """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
@@ -141,32 +143,19 @@ class Reconciler:
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
 
-        The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that does not find the claim. A later pass
-        unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is unprepared while the kubelet is
-        known to be away.
+        The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that does not find the claim, and in which no
+        pod of the node can use it. A later pass unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is
+        unprepared while the kubelet is known to be away.
         """
+        gone = await self._gone(records, report)
+        held = await self.context.pods.held(gone, records)
         now = time.monotonic()
         ended: dict[str, Record] = {}
-        failures = 0
-        # Claims that could not be read come last: a few failures end the pass, and the other claims would never be read.
-        for record in sorted(records, key=lambda r: r.uid in self._unknown):
-            if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
-                continue
+        for record in gone:
             key = (record.uid, record.created)
-            try:
-                live = await self._is_live(record)
-            except ApiUnavailableError as e:
-                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
-                self._unknown.add(record.uid)
-                failures += 1
-                if failures == _FAILURES:
-                    break  # the API server is unreachable, and each request waits for its timeout
-                continue
-            self._unknown.discard(record.uid)
-            if live:
+            if record.uid in held:
                 self._gone_since.pop(key, None)
-                if record.uid in self._left_to_kubelet:
-                    report.waiting.append(record.uid)
+                report.waiting.append(record.uid)
             elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace_period:
                 report.waiting.append(record.uid)
             else:
@@ -181,6 +170,33 @@ class Reconciler:
         self._left_to_kubelet &= uids
         self._unknown &= uids
         await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
+
+    async def _gone(self, records: list[Record], report: ReconcileReport) -> list[Record]:
+        """Returns the prepared claims that the API server no longer has with their devices."""
+        out: list[Record] = []
+        failures = 0
+        # Claims that could not be read come last: a few failures end the pass, and the other claims would never be read.
+        for record in sorted(records, key=lambda r: r.uid in self._unknown):
+            if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
+                continue
+            try:
+                live = await self._is_live(record)
+            except ApiUnavailableError as e:
+                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
+                self._unknown.add(record.uid)
+                failures += 1
+                if failures == _FAILURES:
+                    break  # the API server is unreachable, and each request waits for its timeout
+                continue
+            self._unknown.discard(record.uid)
+            if not live:
+                out.append(record)
+                continue
+            self._gone_since.pop((record.uid, record.created), None)
+            self.context.pods.set_live(record)
+            if record.uid in self._left_to_kubelet:
+                report.waiting.append(record.uid)
+        return out
 
     async def _is_live(self, record: Record) -> bool:
         """Whether a claim still has the devices that were prepared for it, or a pod of this node may still use them.

@@ -16,8 +16,8 @@ from ..driver.data import plain_json
 from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
 from .holders import HeldByError
-from .record import SUPERSEDED, Record, State, allocated_json, identity
-from .store.records import RECOVER, Records
+from .record import Record, State, allocated_json, identity
+from .store.records import DAMAGED, RECOVER, Records
 from .store.store import RecordStore
 from .transitions import ENDED
 
@@ -49,6 +49,12 @@ class Recovery:
         if not await self.store.recovering():
             self.fault = ""
             return True
+        if type(self.driver).recover is Driver.recover and (lost := await self.store.damaged()):
+            self.fault = (
+                f"the files of {counted(len(lost), 'claim')} were damaged, and the driver has no recover(): no claim is prepared for the "
+                f"first time; when the pods of these claims are gone, run `dra claims forget UID`: {', '.join(lost[:3])}"
+            )
+            return False
         try:
             checked = _all_checked(await self._call_recover())
         except DraError as e:
@@ -74,6 +80,7 @@ class Recovery:
 
     def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
         """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
+        records.clear_meta(DAMAGED)  # the driver has reported which devices are in use
         ended = records.get_meta(ENDED)
         reported = {claim.uid for claim in claims}
         added, sentences = [], []
@@ -107,25 +114,33 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, ended: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True, **_steps(claim)}
         # The next pass rolls back a claim that the kubelet has unprepared meanwhile.
         state = State.UNPREPARING if ended else State.PREPARED
-        return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
+        return Record(
+            claim.uid,
+            claim.namespace,
+            claim.name,
+            state,
+            self.boot_id,
+            devices=devices,
+            recovered=True,
+            **_steps(claim),
+        )
 
 
 def _steps(claim: RecoveredClaim) -> dict[str, Any]:
-    """Returns the fields of the document with the claim's steps. The field of shared steps is missing if they are not known."""
-    out: dict[str, Any] = {}
-    if claim.undo_steps:
-        out["undo"] = [{"step": step, "data": data} for step, data in claim.undo_steps]
-    if claim.shared_steps is not None:
-        out["shared"] = [{"step": s.step, "key": s.key, "data": s.data, "ready": True} for s in claim.shared_steps]
-    return out
+    """Returns the fields of the record with the claim's steps."""
+    shared = claim.shared_steps or ()
+    return {
+        "undo": [{"step": step, "data": data} for step, data in claim.undo_steps or ()],
+        "shared": [{"step": s.step, "key": s.key, "data": s.data, "ready": True} for s in shared],
+        "shared_unknown": claim.shared_steps is None,
+    }
 
 
 def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
-    """Adds data that only the driver knows to a record that was rebuilt or superseded. Does not change other records."""
-    if not (row.doc.get("rebuilt") or row.doc.get(SUPERSEDED)):
+    """Adds data that only the driver knows to a record that was recovered or superseded. Does not change other records."""
+    if not (row.recovered or row.superseded):
         return
     fence = row.fence
     known = {identity(allocated_json(d)): d for d in claim.devices}
@@ -134,7 +149,11 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
         device = known.get(identity(entry))
         more = {"data": device.data, "request": device.request} if device else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
-    row.doc = _steps(claim) | row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
+    row.devices, row.superseded = devices, False  # the hardware has this claim
+    steps = _steps(claim)
+    row.undo = row.undo or steps["undo"]
+    if row.shared_unknown and not steps["shared_unknown"]:
+        row.shared, row.shared_unknown = steps["shared"], False
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
     records.update(row, fence)
 

@@ -10,10 +10,10 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..base.shared_call import SharedCall
 from ..devices.pool_content import GONE
 from ..errors import (
@@ -35,7 +35,6 @@ from ..resourceapi.decoding import read_counters, read_device
 from ..resourceapi.types import Device
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _MAX_AGE = 2.0  # seconds for which a response is reused by later callers
 _TIMEOUT = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
@@ -168,7 +167,7 @@ class SliceLookup:
         Raises :class:`ApiError` or ``TimeoutError`` if the API server does not respond.
         """
         try:
-            node = await self._node_object.since(asyncio.get_running_loop().time())
+            node = await self._node_object.fresh()
         except NotFoundError:
             return True
         if node is None:

@@ -25,10 +25,10 @@ from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, 
 from ..kube.event_recorder import EventRecorder, claim_subject
 from .context import ClaimContext
 from .inflight import Work, as_dra_error
-from .record import SUPERSEDED, UNDONE, Fence, Record
+from .record import Fence, Record
 from .rollback_retries import RollbackRetries
 from .store.records import Records
-from .store.store import Mode, Operation, RecordJob
+from .store.store import Mode, Operation
 from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack
 from .undo_steps import has_undo, run_undo
 
@@ -56,7 +56,7 @@ class Rollback:
 
         If the decision is to roll a claim back, this removes the claim's CDI spec. If the claim is already prepared, this checks its files.
         """
-        return await self.context.store.do(operation, mode, then=self._with_files)
+        return await self.context.store.do(lambda records: self._with_files(operation(records)), mode)
 
     async def unprepare(self, uid: str) -> Decision:
         """Decides the next step for a claim that the kubelet unprepares. It removes the claim's CDI spec, as :meth:`decide` does.
@@ -72,31 +72,26 @@ class Rollback:
                 self._clear(records, uid)
                 # The driver's recover() may still report this claim. Its end is remembered, so that no record is created for it.
                 self.context.transitions.remember_end(records, uid)
+            decision = self._with_files(decision)
+            if (
+                isinstance(decision, RollBack)
+                and not decision.fault
+                and not has_undo(self.context.driver, decision.record)
+            ):
+                self._drop(records, decision.record.fence)
+                return RolledBack(decision.record)
             return decision
 
-        def then(decision: Decision) -> Decision | RecordJob:
-            decision = self._with_files(decision)
-            if not isinstance(decision, RollBack) or decision.fault or has_undo(self.context.driver, decision.record):
-                return decision
-            fence, undone = decision.record.fence, RolledBack(decision.record)
-            return RecordJob(lambda records: self._drop(records, fence), then=lambda _: undone)
-
-        try:
-            decision = await self.context.store.do(end, then=then)
-        except DraError:
-            # The record is enough to roll the claim back later, whether it is marked or not. The kubelet retries.
-            self.context.in_flight.drop(uid)
-            raise
+        decision = await self.context.store.do(end)
         if isinstance(decision, RolledBack):
             self._undone(decision.record)
         return decision
 
     def _with_files(self, decision: Decision) -> Decision:
-        """Completes a decision: checks the claim's files, or removes the CDI spec. Runs in the record thread after the transaction."""
+        """Completes a decision in its transaction: checks the claim's files, or removes the CDI spec."""
         if isinstance(decision, AlreadyPrepared):
             return AlreadyPrepared(decision.record, self.context.files.are_intact(decision.record))
         if isinstance(decision, RollBack):
-            self.context.in_flight.put(decision.record)
             try:
                 self.context.files.remove(decision.record)
             except DraError as e:
@@ -113,13 +108,13 @@ class Rollback:
         try:
             if marked.fault:
                 raise marked.fault
-            if not record.doc.get(SUPERSEDED):
+            if not record.superseded:
                 prepared_claim = record.prepared_claim(self.context.transitions.boot_id)
-                if not record.doc.get(UNDONE):
+                if not record.undone:
                     await run_undo(
                         self.context.driver,
                         self.context.calls,
-                        record.steps,
+                        record.undo,
                         prepared_claim,
                         self.context.processes.end,
                     )
@@ -130,16 +125,12 @@ class Rollback:
             error = as_dra_error(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
-            record.doc = {**record.doc, "retryAt": time.time() + pause}
+            record.retry_at = time.time() + pause
             failed = UndoFailedError(f"claim {record.shown} cannot be rolled back: {error}")
             self.retries.log(
                 record.uid, "cannot roll back claim; its devices stay held: %s", error, level=logging.WARNING
             )
-            try:
-                await self.context.store.do(lambda records: records.update(record, fence))
-            finally:
-                # The claim's note or record is enough to roll it back; another instance may do so.
-                self.context.in_flight.drop(record.uid)
+            await self.context.store.do(lambda records: records.update(record, fence))
             self._record_event(record, error)
             raise failed from e
         self._undone(record)
@@ -147,14 +138,11 @@ class Rollback:
     def _record_event(self, record: Record, error: DraError) -> None:
         """Records an event for a failed rollback: the kubelet records none for a failed unprepare, and does not know other rollbacks."""
         if not isinstance(error, StoppingError):
-            reason, verb = (
-                ("UnprepareFailed", "unprepare") if record.doc.get("complete") else ("RollbackFailed", "roll back")
-            )
+            reason, verb = ("UnprepareFailed", "unprepare") if record.complete else ("RollbackFailed", "roll back")
             text = f"cannot {verb} the claim; its devices stay held, and the plugin retries: {error}"
             self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), reason, text)
 
     def _undone(self, record: Record) -> None:
-        self.context.in_flight.drop(record.uid)
         self.retries.done(record.uid)
         self.context.changed()
 
@@ -193,8 +181,6 @@ class Rollback:
                     await self.undo(marked)
                 case AlreadyPrepared(found):
                     return found
-                case _:
-                    self.context.in_flight.drop(record.uid)
         except DraError as e:
             # The record keeps the devices held; the next attempt begins with the rollback.
             if not isinstance(e, UndoFailedError):  # it is logged and scheduled already
@@ -288,8 +274,6 @@ class Rollback:
 
         A claim that another instance has rolled back meanwhile stays without files.
         """
-        if await self.context.store.run(lambda: self.context.files.are_intact(record)):
-            return False
 
         def restore(records: Records) -> bool:
             row = records.read(record.uid)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import math
 import time
@@ -16,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from ..base.backoff import Backoff
+from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, StoppingError
@@ -23,13 +24,11 @@ from .record import Record, State
 
 log = logging.getLogger(__name__)
 _FIRST, _LONGEST = 2.0, 300.0  # seconds between two tries
-_MAX_CLAIMS = 1_000  # claims whose logged texts are remembered
-_MAX_TEXTS = 50  # texts of one claim
 
 
 class _Retry(msgspec.Struct):
-    failures: int
-    due: float  # by time.monotonic()
+    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(_FIRST, _LONGEST))
+    due: float = math.inf  # by time.monotonic(); infinite during a try
 
 
 class RollbackRetries:
@@ -38,7 +37,7 @@ class RollbackRetries:
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("rollbacks_failing", lambda: len(self._retries))
         self._retries: dict[str, _Retry] = {}  # by claim UID
-        self._logged: dict[str, set[bytes]] = {}  # digests of texts, which may be long, by claim UID
+        self._logged = LogOnce()
         self._wake = asyncio.Event()
 
     def failed(self, uid: str, attempts: int = 0) -> float:
@@ -51,17 +50,17 @@ class RollbackRetries:
         Returns:
             The pause in seconds.
         """
-        known = self._retries.get(uid)
-        failures = max(known.failures + 1 if known else 1, attempts)
-        pause = min(_LONGEST, _FIRST * 2.0 ** min(failures - 1, 16))
-        self._retries[uid] = _Retry(failures, time.monotonic() + pause)
+        retry = self._retries.setdefault(uid, _Retry())
+        retry.backoff.failures = max(retry.backoff.failures, attempts - 1)
+        pause = retry.backoff.next()
+        retry.due = time.monotonic() + pause
         self._wake.set()
         return pause
 
     def done(self, uid: str) -> None:
         """Forgets a claim that is rolled back, or has nothing to roll back."""
         self._retries.pop(uid, None)
-        self._logged.pop(uid, None)
+        self._logged.forget(uid)
 
     def log(
         self,
@@ -78,16 +77,8 @@ class RollbackRetries:
             message: the constant text, with a ``%s`` for each of ``values``.
             claim: the claim's record; needed for the log fields if the current task works on another claim.
         """
-        texts = self._logged.setdefault(uid, set())
-        digest = hashlib.blake2b((message % values).encode(errors="replace"), digest_size=8).digest()
-        if digest in texts:
-            return
-        if len(texts) >= _MAX_TEXTS:
-            texts.clear()
-        texts.add(digest)
-        while len(self._logged) > _MAX_CLAIMS:
-            del self._logged[next(iter(self._logged))]
-        log.log(level, message, *values, extra=claim_fields(claim) if claim else {"claim_uid": uid})
+        if self._logged.is_new(uid, message % values):
+            log.log(level, message, *values, extra=claim_fields(claim) if claim else {"claim_uid": uid})
 
     async def run(self, roll_back: Callable[[str], Awaitable[bool]]) -> None:
         """Tries rollbacks again when they are due. Never returns.
@@ -100,7 +91,7 @@ class RollbackRetries:
                 self._wake.clear()
                 now = time.monotonic()
                 for uid in [uid for uid, retry in self._retries.items() if retry.due <= now]:
-                    self._retries[uid].due = math.inf  # until this try has ended
+                    self._retries[uid].due = math.inf
                     tasks.create_task(self._retry(uid, roll_back), name=f"roll back {uid}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause()):

@@ -19,11 +19,20 @@ import msgspec
 
 from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields
-from ..driver import Driver
+from ..driver import AllocatedDevice, Driver
 from ..driver.calls import Calls
 from ..driver.hardware_lock import LOCKS, HardwareLock
-from ..errors import ClaimTakenError, DriverError, HardwareUnknownError, RecordsError, SharedStepError, printable
-from .record import SUPERSEDED, UNDONE, UNPROVEN, InFlightRecords, Record, Row
+from ..errors import (
+    ClaimTakenError,
+    ConfigError,
+    DraError,
+    DriverError,
+    HardwareUnknownError,
+    RecordsError,
+    SharedStepError,
+    printable,
+)
+from .record import Record, Row
 from .store.records import RECOVER, Records
 from .store.store import Mode, Operation, RecordStore
 from .undo_steps import mismatch, run_all
@@ -60,7 +69,6 @@ class SharedSteps:
         settings: the options of this process.
         store: the records.
         boot_id: the id of this boot. State that was set up in an earlier boot is never relied on.
-        in_flight: the records that this process works on.
         note: writes the note of a record; called in the record thread.
     """
 
@@ -71,7 +79,6 @@ class SharedSteps:
         settings: Settings,
         store: RecordStore,
         boot_id: str,
-        in_flight: InFlightRecords,
         note: Callable[[Record], None],
     ) -> None:
         self.driver = driver
@@ -79,11 +86,14 @@ class SharedSteps:
         self.settings = settings
         self.store = store
         self.boot_id = boot_id
-        self.in_flight = in_flight
         self.note = note
 
-    async def set_up(self, record: Record, step: str, key: str, data: Mapping[str, Any]) -> None:
+    async def set_up(
+        self, record: Record, devices: Sequence[AllocatedDevice], step: str, key: str, data: Mapping[str, Any]
+    ) -> None:
         """Records that a claim in preparation uses the step, and sets the state up unless another claim uses it.
+
+        ``devices`` are the claim's devices with their parameters, for messages.
 
         Raises :class:`DraError`.
         """
@@ -92,7 +102,7 @@ class SharedSteps:
             own = next((e for e in record.shared if _is_same(e, entry)), None)
             if own and own["ready"]:
                 if own["data"] != entry["data"]:
-                    raise DriverError(f"shared_step({step!r}, {key!r}) was called for one claim with different data")
+                    raise _contradiction(record, devices, own, entry)
                 return
             to_undo = await self._write(record, entry, lambda rs: self._join(rs, record, entry, own), Mode.SYNC)
             if to_undo is None:
@@ -162,10 +172,10 @@ class SharedSteps:
                 extra=claim_fields(record),
             )
         # A retry must not call undo steps again: they may need the state that is torn down now.
-        record.doc[UNDONE] = True
+        record.undone = True
         self._put(records, record, entry, {**entry, "ready": False} if is_last else None)
         if is_last:
-            self.note(record)  # if the journal is lost during the teardown, the claim is not restored as prepared
+            self.note(record)  # if the record is lost during the teardown, the claim is not restored as prepared
         return is_last
 
     # --- records and calls ----------------------------------------------------------------------
@@ -181,13 +191,13 @@ class SharedSteps:
                 continue
             if not isinstance(row, Record):
                 unknown = True
-            elif not row.doc.get(SUPERSEDED):
+            elif not row.superseded:
                 used = next((e for e in row.shared if _is_same(e, entry)), None)
                 if row.boot_id != self.boot_id:
                     stale += [used] if used else []
-                elif row.partial or row.doc.get(UNPROVEN):  # without its note: the state may have changed since
+                elif row.partial:  # the state may have changed since
                     uncertain += [row] if used else []
-                    unknown = unknown or used is not None or "shared" not in row.doc
+                    unknown = unknown or used is not None or row.shared_unknown
                 elif used:
                     ready += [row] if used["ready"] else []
                     unfinished += [] if used["ready"] else [used]
@@ -200,17 +210,16 @@ class SharedSteps:
         try:
             result = await self.store.do(operation, mode)
         except RecordsError:
-            # It is not known whether this write is in the journal, and other claims decide from the journal. So a later write of this
-            # record must neither remove the entry nor mark it as ready.
-            record.doc["shared"] = _replaced(record.shared, entry, {**entry, "ready": False})
+            # It is not known whether this write took effect, and other claims decide from the records. So a later write of this record
+            # must neither remove the entry nor mark it as ready.
+            record.shared = _replaced(record.shared, entry, {**entry, "ready": False})
             raise
-        self.in_flight.put(record)
         return result
 
     def _put(self, records: Records, record: Record, entry: Entry, new: Entry | None) -> None:
         """Replaces the entry of a record, or removes it. Raises :class:`ClaimTakenError`."""
         # Changes only this field: the event loop may add an undo step to the document at the same time.
-        record.doc["shared"] = _replaced(record.shared, entry, new)
+        record.shared = _replaced(record.shared, entry, new)
         if not records.update(record, record.fence):
             raise ClaimTakenError(
                 f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
@@ -237,6 +246,34 @@ class SharedSteps:
         lock.release()
 
 
+def _contradiction(record: Record, devices: Sequence[AllocatedDevice], own: Entry, entry: Entry) -> DraError:
+    """Returns the error of a claim that needs one step with two values.
+
+    If requests of the claim have different parameters, the claim's author must change them; otherwise the driver is wrong.
+    """
+    step, key = printable(entry["step"]), printable(entry["key"])
+    configs = {d.request: d.config.json() if d.config is not None else None for d in devices}
+    if all(config == next(iter(configs.values())) for config in configs.values()):
+        return DriverError(f"shared_step({step!r}, {key!r}) was called for one claim with different data")
+
+    def shown(data: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+        values = [value for name, value in data.items() if other.get(name) != value]
+        requests = [r for r, config in configs.items() if any(value in _values(config) for value in values)]
+        return f"{printable(data)}" + (f" for request {' and '.join(requests)}" if requests else "")
+
+    return ConfigError(
+        f"claim {record.shown}: requests {', '.join(configs)} contradict each other on {key}, which has one {step} for all: "
+        f"{shown(own['data'], entry['data'])}, but {shown(entry['data'], own['data'])}; write the same value for these requests, "
+        "or use separate claims"
+    )
+
+
+def _values(config: object) -> list[object]:
+    """Returns all values in parameters, at any depth."""
+    found = list(config.values()) if isinstance(config, dict) else list(config) if isinstance(config, list) else []
+    return found + [value for part in found for value in _values(part)]
+
+
 def _check_recovered(records: Records, entry: Entry) -> None:
     """Raises :class:`HardwareUnknownError` if the driver may still report claims that use the state."""
     if records.has_meta(RECOVER):
@@ -250,7 +287,7 @@ def shared_users(rows: Iterable[Row]) -> dict[tuple[str, str], list[Record]]:
     """Returns the claims that use each shared step, by step and key."""
     found: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
-        if isinstance(row, Record) and not row.doc.get(SUPERSEDED):
+        if isinstance(row, Record) and not row.superseded:
             for entry in row.shared:
                 found.setdefault((entry["step"], entry["key"]), []).append(row)
     return dict(sorted(found.items()))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from .record import Record, UnreadableRecord
-
-JSON = dict[str, Any]
 
 
 class ClaimSummary(msgspec.Struct, frozen=True):

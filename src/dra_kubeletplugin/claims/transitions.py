@@ -10,6 +10,23 @@ devices, or when it has vanished from the API server.
 A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
 change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds, ``engine.py`` returns the
 recorded response without comparing the allocation. If the API server reports that the claim does not exist, the call fails.
+
+The table has the decision for each record with the same allocation; ``start`` is the work after a start and between calls. A test
+generates it:
+
+    state        boot     owner                                   prepare          unprepare   other claim wants it  start
+    Preparing    this     none or this process or a dead process  RollBack         RollBack    StaleHolders          RollBack
+    Preparing    this     a living process                        InProgress       InProgress  HeldByError           NothingToDo
+    Preparing    earlier  none or this process or a dead process  RollBack         RollBack    StaleHolders          RollBack
+    Preparing    earlier  a living process                        InProgress       InProgress  HeldByError           NothingToDo
+    Prepared     this     none or this process or a dead process  AlreadyPrepared  RollBack    HeldByError           NothingToDo
+    Prepared     this     a living process                        AlreadyPrepared  InProgress  HeldByError           NothingToDo
+    Prepared     earlier  none or this process or a dead process  RollBack         RollBack    StaleHolders          NothingToDo
+    Prepared     earlier  a living process                        InProgress       InProgress  HeldByError           NothingToDo
+    Unpreparing  this     none or this process or a dead process  RollBack         RollBack    StaleHolders          RollBack
+    Unpreparing  this     a living process                        InProgress       InProgress  HeldByError           NothingToDo
+    Unpreparing  earlier  none or this process or a dead process  RollBack         RollBack    StaleHolders          RollBack
+    Unpreparing  earlier  a living process                        InProgress       InProgress  HeldByError           NothingToDo
 """
 
 from __future__ import annotations
@@ -112,8 +129,8 @@ class Transitions:
             raise fault
         if records.has_meta(RECOVER):
             raise HardwareUnknownError(
-                "the record journal was created again, and recover() of the driver has not yet returned which devices are in use: "
-                "no claim is prepared until it has; the kubelet retries"
+                "records were lost or damaged, so it is not known which devices are in use: no further claim is prepared until recover() "
+                "of the driver has returned them or, without recover(), the damaged claims are forgotten (see /readyz); the kubelet retries"
             )
         self._check_node(records)
         try:

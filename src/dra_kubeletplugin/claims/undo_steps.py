@@ -215,7 +215,7 @@ class _Registration(Awaitable[None]):
 
 def has_undo(driver: Driver, record: Record) -> bool:
     """Whether a rollback would call the driver at all."""
-    return bool(record.steps or record.shared) or type(driver).unprepare is not Driver.unprepare
+    return bool(record.undo or record.shared) or type(driver).unprepare is not Driver.unprepare
 
 
 async def run_undo(

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..base.threads import in_own_thread
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice, Driver
@@ -46,10 +46,10 @@ from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
 
-JSON = dict[str, Any]
 _GET = 10.0  # seconds for reading one claim
 _LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
+_FORGED = ": the scheduler never allocates a device like this; delete the pod and the claim, and see who may write resourceclaims/status"
 
 
 class VerifiedClaim(msgspec.Struct, frozen=True):
@@ -174,6 +174,7 @@ class Verifier:
         # A response since this time is recent enough for all devices of the claim, however long their lookups take.
         started = asyncio.get_running_loop().time()
         try:
+            _check_allocation(ref, results)
             devices, entries = [], []
             for result in results:
                 devices.append(await self._device(ref, result, supply, started))
@@ -204,6 +205,11 @@ class Verifier:
             consumed = result.consumed()
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
+        if result.share_id and not device.allow_multiple_allocations:
+            raise ClaimError(
+                f"claim {ref}: the claim's allocation has share {result.share_id} of device {name} in pool {result.pool}, but the device "
+                f"does not allow multiple allocations{_FORGED}"
+            )
         return result.allocated(device, consumed=consumed)
 
     async def _with_config(
@@ -238,6 +244,19 @@ class Verifier:
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
+
+
+def _check_allocation(ref: ClaimIdentity, results: Sequence[AllocationResult]) -> None:
+    """Raises :class:`ClaimError` if one device, or one share of a device, is allocated twice. Admin access may add a device."""
+    seen: dict[tuple[object, ...], str] = {}
+    for r in results:
+        key = (r.pool, r.device, r.share_id or "", r.request if r.admin_access else None)
+        if key in seen:
+            requests = " and ".join(dict.fromkeys((seen[key], r.request)))
+            raise ClaimError(
+                f"claim {ref}: the claim's allocation has device {r.device} of pool {r.pool} twice, for request {requests}{_FORGED}"
+            )
+        seen[key] = r.request
 
 
 def _fetched(ref: ClaimIdentity, resource: Resource, response: HttpResponse) -> FetchedClaim:

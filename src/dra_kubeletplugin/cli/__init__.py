@@ -9,45 +9,76 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from . import analysis_args, command_args, dev_args  # noqa: F401 they define the commands
+from ..errors import describe
+from . import command_args  # noqa: F401 it defines the commands
 from .shell.exit_codes import Exit, epilog
-from .shell.exit_handling import ended
+from .shell.exit_handling import ended, print_line
 from .shell.options import add_settings
-from .shell.parsing import COMMANDS, Command, Parser
+from .shell.parsing import COMMANDS, Parser
 
 if TYPE_CHECKING:
     from ..driver import Driver
 
-
-VERBS = {
-    verb: Command(help, functools.partial(dev_args.add_verb, verb), "dev_client:run_verb")
-    for verb, help in dev_args.VERBS.items()
+ENTRY_POINTS = "dra.commands"
+"""The group of entry points with which other packages add commands. Each names a module that defines them with :func:`.command`."""
+PACKAGES = {
+    "dra-devkit": ("completion", "deploy", "dev", "inspect", "new", "schema", "validate"),
+    "dra-tools": ("doctor", "explain", "gather", "simulate", "top"),
+    "dra-conformance": ("conformance",),
 }
-_ALL = {**COMMANDS, **{f"dev {verb}": command for verb, command in VERBS.items()}}
-OF_DRIVERS = ("run", "controller", "inspect", "dev")
-"""Commands that accept, in addition to their own options, the options that a driver defines."""
+"""Our other packages with their commands, for the error of a command whose package is not installed."""
+
+
+@functools.cache  # so that a package that cannot be loaded is reported once
+def load_packages() -> None:
+    """Adds the commands of all installed packages. Done only when one of them is needed: a node's plugin never pays for it."""
+    import importlib.metadata  # brings email and zipfile
+
+    for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
+        known = dict(COMMANDS)
+        try:
+            entry.load()
+        except (Exception, SystemExit) as e:  # one broken package must not take the commands of the others
+            print_line(f"dra: the commands of {entry.value} cannot be loaded: {describe(e)}")
+        COMMANDS.update(known)  # a package adds commands, and replaces none
 
 
 def parser() -> Parser:
     """Returns the parser of the whole command line, without the verbs of `dra dev`."""
-    out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.", epilog=epilog())
+    load_packages()
+    out = Parser(
+        prog="dra", description="Kubernetes DRA drivers in Python.", epilog=epilog() + _commands_of_missing_packages()
+    )
     out.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = out.add_subparsers(dest="command", metavar="COMMAND")
+    subparsers = out.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.help))
+        if " " not in name:
+            command.add_arguments(subparsers.add_parser(name, help=command.help))
     return out
+
+
+def _commands_of_missing_packages() -> str:
+    """Returns sentences with the commands of our packages that are not installed, for the help."""
+    missing = {package: [n for n in names if n not in COMMANDS] for package, names in PACKAGES.items()}
+    return "".join(f" In {package}, not installed: {', '.join(names)}." for package, names in missing.items() if names)
 
 
 def command_parser(name: str) -> Parser:
     """Returns the parser of one command, such as ``claims`` or ``dev status``."""
     out = Parser(prog=f"dra {name}")
-    _ALL[name].add_arguments(out)
+    COMMANDS[name].add_arguments(out)
     return out
 
 
 def commands() -> dict[str, Parser]:
     """Returns the parser of every command by its words, including the verbs of `dra dev`."""
-    return {name: command_parser(name) for name in _ALL}
+    load_packages()
+    return {name: command_parser(name) for name in COMMANDS}
+
+
+def verbs(name: str) -> list[str]:
+    """Returns the verbs of a command; empty if it has none or is not installed."""
+    return [words.removeprefix(f"{name} ") for words in COMMANDS if words.startswith(f"{name} ")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,17 +88,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    length = 2 if " ".join(words[:2]) in _ALL else 1
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        load_packages()
+    length = 2 if " ".join(words[:2]) in COMMANDS else 1
     name, rest = " ".join(words[:length]), words[length:]
-    command = _ALL.get(name)
+    command = COMMANDS.get(name)
     if command is None:
         return _without_command(words)
     parser = command_parser(name)
-    if name == "dev" and rest and rest[0].startswith("-"):
+    if rest and rest[0].startswith("-") and (names := verbs(name)):
         _, positional, candidates = parser.classify_words(rest)
-        if verb := next((word for word in positional or candidates if word in VERBS), None):
-            parser.error(f"a verb precedes its options: did you mean `dra dev {verb} {rest[0]}`?")
-    loaded = _with_own_flags(parser, rest) if name in OF_DRIVERS else {}
+        if verb := next((word for word in positional or candidates if word in names), None):
+            parser.error(f"a verb precedes its options: did you mean `dra {name} {verb} {rest[0]}`?")
+    loaded = _with_own_flags(parser, rest) if command.driver_options else {}
     args = parser.parse_args(rest, argparse.Namespace(command=name, loaded=loaded))
     code: int = command.load()(args)
     return code
@@ -78,8 +111,11 @@ def _without_command(words: Sequence[str]) -> int:
     # The version is printed without the slow parser, because programs often ask for it.
     if words[:1] != ["--version"]:
         top = parser()
-        if words and words[0] in VERBS:
-            top.error(f"{words[0]} is a verb of `dra dev`: did you mean `dra dev {words[0]}`?")
+        for package, names in PACKAGES.items():
+            if words and words[0] in names:
+                top.exit(Exit.USAGE, f"dra: dra {words[0]} is in {package}: pip install {package}\n")
+        if words and (of := next((name.split()[0] for name in COMMANDS if name.split()[1:] == [words[0]]), None)):
+            top.error(f"{words[0]} is a verb of `dra {of}`: did you mean `dra {of} {words[0]}`?")
         command = next((word for word in words if word in COMMANDS), None)
         if command and words[0].startswith("-") and words[0] not in top.flags:
             top.error(f"a command precedes its options: did you mean `dra {command} {words[0]}`?")

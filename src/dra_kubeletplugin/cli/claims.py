@@ -11,18 +11,18 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+from ..base.age import duration
 from ..base.settings import Settings, load
 from ..base.terminal import indented
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
 from ..claims.metadata_files import MetadataFiles
-from ..claims.record import Row, UnreadableRecord
+from ..claims.record import Row, UnreadableRecord, details
 from ..claims.rollback_retries import retry_note
 from ..claims.shared_steps import shared_users
 from ..claims.store.offline import forget, read_rows
 from ..errors import SettingsError
 from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice, SharedState
-from .shell.age import duration
 from .shell.exit_codes import Exit
 from .shell.options import given, refuse
 from .shell.output import columns, put
@@ -37,7 +37,7 @@ def claims(args: argparse.Namespace) -> int:
         refuse(args, {"uid": "a UID", "yes": "--yes"}, "is only for `dra claims forget UID`")
     elif not args.uid:
         raise SettingsError("the UID of the record is missing: dra claims forget UID")
-    found = _journals(settings)
+    found = _folders(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
     records = [(driver, r) for driver, path in found for r in read_rows(path)]
@@ -50,15 +50,15 @@ def claims(args: argparse.Namespace) -> int:
     return Exit.SUCCESS
 
 
-def _journals(settings: Settings) -> list[tuple[str, Path]]:
-    """Returns the record journal of the driver in the settings, or the journals of all drivers on this node."""
+def _folders(settings: Settings) -> list[tuple[str, Path]]:
+    """Returns the folder with the records of the driver in the settings, or the folders of all drivers on this node."""
     folder = settings.kubelet_root / "plugins"
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
-    paths = [(n, folder / n / "records.journal") for n in names]
+    paths = [(n, folder / n / "claims") for n in names]
     found = [(n, path) for n, path in paths if path.exists()]
     if not found:
         raise SettingsError(
-            f"there is no record journal below {folder}: check --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
+            f"there are no claim records below {folder}: check --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
         )
     return found
 
@@ -94,7 +94,7 @@ def _row(driver: str, r: Row) -> tuple[str, ...]:
     devices = ",".join(d["device"] + (f"/{d['shareID'][:8]}" if d.get("shareID") else "") for d in r.devices)
     age = duration(datetime.now(UTC).timestamp() - r.created)
     retry = retry_note(r)
-    note = r.error + (f" ({retry})" if retry else "") or ("rebuilt" if r.doc.get("rebuilt") else "")
+    note = r.error + (f" ({retry})" if retry else "") or ("recovered" if r.recovered else "")
     return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, age, note)
 
 
@@ -107,9 +107,20 @@ def _claim(driver: str, r: Row) -> RecordedClaim:
         for d in r.devices
     )
     return RecordedClaim(
-        driver, r.uid, r.namespace, r.name, str(r.state), devices, _time(r.created), _time(r.updated), r.attempts, r.error,
-        bool(r.doc.get("rebuilt")), r.doc, "" if r.retry_at is None else _time(r.retry_at),
-    )  # fmt: skip
+        driver,
+        r.uid,
+        r.namespace,
+        r.name,
+        str(r.state),
+        devices,
+        _time(r.created),
+        _time(r.updated),
+        r.attempts,
+        r.error,
+        r.recovered,
+        details(r),
+        "" if r.retry_at is None else _time(r.retry_at),
+    )
 
 
 def _time(seconds: float) -> str:
@@ -141,14 +152,17 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
             )
             _print(f"Nothing was changed{why}.")
             return Exit.NEGATIVE
-        specs = ClaimSpecs(settings.cdi_root, driver)
-        specs.remove(record.uid)
-        specs.remove_note(record.uid)
-        MetadataFiles(path.parent, driver).remove_all(record.uid)
-        forget(path, settings.lock_timeout, record.uid)
+        forget(path, settings.lock_timeout, record.uid, partial(_remove_files, settings, driver, path, record.uid))
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.SUCCESS
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
+
+
+def _remove_files(settings: Settings, driver: str, path: Path, uid: str) -> None:
+    specs = ClaimSpecs(settings.cdi_root, driver)
+    specs.remove(uid)
+    specs.remove_note(uid)
+    MetadataFiles(path.parent, driver).remove_all(uid)
 
 
 def _confirmed() -> bool:

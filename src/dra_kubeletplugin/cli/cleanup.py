@@ -1,6 +1,7 @@
 """``dra cleanup``: removes the files and slices of an uninstalled driver from a node.
 
-Refuses while a plugin of the driver runs, or while a claim holds one of its devices.
+Refuses while a plugin of the driver runs, or while a claim holds one of its devices. If the slices cannot be deleted, the files are
+removed all the same: the kubelet deletes the slices 30 s after the plugin stopped.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..base.settings import Settings, load
@@ -17,7 +20,7 @@ from ..base.text import counted
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
 from ..claims.store.offline import read_rows
-from ..errors import SettingsError
+from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
 from ..kube.errors import NotFoundError
 from ..plugin.grpc.sockets import is_live, remove_stale, socket_paths
@@ -29,9 +32,10 @@ from .shell.output import put
 
 def cleanup(args: argparse.Namespace) -> int:
     settings = load(given(args))
-    needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
-    if missing := [name for name, value in needed.items() if not value]:
-        raise SettingsError(*(f"{name} is required: the command cleans up one driver on one node" for name in missing))
+    if not settings.driver_name:
+        raise SettingsError("--driver-name (DRIVER_NAME) is required: the command cleans up one driver on one node")
+    # The kubelet registers the node under this name, unless --hostname-override or a cloud provider sets another one.
+    settings = replace(settings, node_name=settings.node_name or os.uname().nodename.lower())
     if faults := settings.name_faults():  # a name such as ../x would select a folder of another program
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))
@@ -43,7 +47,15 @@ def cleanup(args: argparse.Namespace) -> int:
             f"{counted(len(held), 'claim is', 'claims are')} still prepared ({', '.join(held)}): delete the pods while the driver runs, "
             "or use --force, which frees the devices without calling the driver"
         )
-    slices = asyncio.run(_delete_slices(settings))
+    slices, failure = 0, None
+    try:
+        slices = asyncio.run(_delete_slices(settings))
+    except ApiError as e:
+        failure = ApiError(
+            f"the ResourceSlices of node {settings.node_name} cannot be deleted: {e}; the files are removed. A running kubelet deletes "
+            f"them; otherwise: kubectl delete resourceslices --field-selector spec.driver={settings.driver_name},"
+            f"spec.nodeName={settings.node_name}"
+        )
     removed = sum(remove_stale(path) for path in sockets)
     specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
     files = specs.uids()
@@ -60,8 +72,12 @@ def cleanup(args: argparse.Namespace) -> int:
     put(
         done,
         args.output,
-        lambda done: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
+        lambda done: [
+            f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder} of node {settings.node_name}"
+        ],
     )
+    if failure:
+        raise failure
     return Exit.SUCCESS
 
 

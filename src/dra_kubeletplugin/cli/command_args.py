@@ -1,27 +1,23 @@
-"""Arguments of the commands for drivers, nodes and files. Imports are kept light, because a node's plugin loads this module."""
+"""Arguments of the framework's commands. Imports are kept light, because a node's plugin loads this module."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ..base.settings import ControllerSettings, WebhookSettings
-from .shell.options import add_repeated, add_settings
+from .shell.options import add_settings
 from .shell.output import add_output
 from .shell.parsing import Parser, command
 
-KINDS = ("pci", "chardev", "sdk")
-HOST = "described host to use instead of this machine: a YAML file, or the name of a description in the package"
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
 
 
-@command("run", "run a driver as the plugin of a node", "run:run_command")
+@command("run", "run a driver as the plugin of a node", "run:run_command", driver_options=True)
 def add_run(run: Parser) -> None:
     run.description = "Runs the plugin of a driver on a node until SIGTERM."
     run.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(run)
 
 
-@command("controller", "run the controller of a driver", "controller:controller_command")
+@command("controller", "run the controller of a driver", "controller:controller_command", driver_options=True)
 def add_controller(controller: Parser) -> None:
     controller.description = "Publishes a driver's pools without a node, and binds claims, until SIGTERM."
     controller.add_argument("driver", metavar="DRIVER", help=DRIVER)
@@ -63,7 +59,7 @@ def add_claims(claims: Parser) -> None:
 def add_cleanup(cleanup: Parser) -> None:
     cleanup.description = (
         "Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, "
-        "unless its plugin runs."
+        "unless its plugin runs. Without --node-name, the node's name is the host name of this machine."
     )
     cleanup.add_argument(
         "--force", action="store_true", help="remove the files and slices even if claims are still prepared"
@@ -72,115 +68,13 @@ def add_cleanup(cleanup: Parser) -> None:
     add_settings(
         cleanup,
         only=(
-            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_timeout",
+            "driver_name",
+            "node_name",
+            "kubeconfig",
+            "service_account",
+            "kubelet_root",
+            "cdi_root",
+            "api_timeout",
+            "lock_timeout",
         ),
-    )  # fmt: skip
-
-
-@command("inspect", "show the PCI functions and what a driver would publish", "inspect:inspect")
-def add_inspect(inspect: Parser) -> None:
-    inspect.description = (
-        "Shows this machine's PCI functions, the pools that a driver would publish, and why it would not publish some devices. "
-        "Needs no cluster."
     )
-    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help=DRIVER)
-    inspect.add_argument("--host", metavar="HOST", help=HOST)
-    inspect.add_argument(
-        "--describe-host", action="store_true", help="print only this machine's description for --host"
-    )
-    inspect.add_argument(
-        "--describe-file", metavar="PATH", action="append", default=[], type=Path,
-        help="with --describe-host: additional file or folder below /proc or /sys to include in the description; may be repeated",
-    )  # fmt: skip
-    inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
-    add_output(inspect)
-    add_settings(
-        inspect,
-        only=(
-            "driver_name", "node_name", "sysfs_root", "dev_root", "proc_root", "start_timeout", "discovery_timeout", "list_attributes",
-        ),
-    )  # fmt: skip
-
-
-@command("validate", "validate claims, templates, classes and pods in files", "validate:validate")
-def add_validate(validate: Parser) -> None:
-    validate.description = (
-        "Validates objects in files as an API server does, and their opaque parameters as the drivers do. Needs no cluster. "
-        "Exit code 1 if an object is invalid."
-    )
-    validate.add_argument(
-        "files", metavar="FILE", nargs="+",
-        help="YAML or JSON file with objects, or a folder of such files; - for standard input",
-    )  # fmt: skip
-    text = DRIVER + "; it validates the parameters; may be repeated"
-    add_repeated(validate, "--driver", metavar="DRIVER", dest="drivers", help=text)
-    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver; by default the name in its class")
-    validate.add_argument(
-        "--host",
-        metavar="HOST",
-        help="with --driver: described host; warns if a selector names an attribute that none of its devices has",
-    )
-    add_output(validate)
-
-
-@command("schema", "print the JSON Schema of a driver's opaque parameters", "validate:schema")
-def add_schema(schema: Parser) -> None:
-    schema.description = (
-        "Prints the JSON Schema of the opaque parameters that a driver accepts, of all kinds in their newest versions."
-    )
-    schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
-    add_output(schema, "json")
-    schema.add_argument("--kind", metavar="KIND", help="print only the schema of this kind or apiVersion")
-
-
-@command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
-def add_new(new: Parser) -> None:
-    new.description = (
-        "Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
-        "On a terminal it asks for missing options. It never overwrites a file."
-    )
-    new.add_argument("name", metavar="NAME", help="name of the folder, the package and the image, such as acme-fpga")
-    new.add_argument(
-        "--kind", choices=KINDS, help="source of the devices: PCI functions, device files, or a vendor's library"
-    )
-    new.add_argument(
-        "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
-    )
-    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
-    text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
-    new.add_argument("--device-id", metavar="ID", help=text)
-    text = "parent of the package's folder (.); created if it does not exist"
-    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
-    add_output(new)
-
-
-@command("deploy", "render a driver's manifests from its values", "deploy:deploy")
-def add_deploy(deploy: Parser) -> None:
-    deploy.description = (
-        "Writes kustomization.yaml, deviceclass.yaml and the files that they use, in the folder of VALUES "
-        "(docs/deploy.md)."
-    )
-    deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
-    text = "file with values that replace values of VALUES, as in Helm; may be repeated"
-    add_repeated(deploy, "-f", "--values", dest="override_files", metavar="FILE", help=text)
-    text = (
-        "; the command validates the driver's options in VALUES; with --shared-dir, the Helm chart validates them. "
-        "By default, the driver of the package that contains VALUES"
-    )
-    deploy.add_argument("--driver", metavar="DRIVER", help=DRIVER + text)
-    deploy.add_argument(
-        "-C", "--directory", metavar="FOLDER", help="folder to write to; by default, the folder of VALUES"
-    )
-    text = "existing `kustomize` base to use instead of a new one: a folder relative to FOLDER, or a URL"
-    deploy.add_argument("--kustomize-base", metavar="PLACE", default="", help=text)
-    text = "write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard"
-    deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
-
-
-@command("completion", "print a completion script for a shell", "shell.completion:completion")
-def add_completion(completion: Parser) -> None:
-    completion.description = (
-        'Prints a completion script: `eval "$(dra completion bash)"`, '
-        "or save it in the shell's folder for completions."
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")

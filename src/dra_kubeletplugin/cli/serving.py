@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import sys
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import fields
@@ -28,6 +29,8 @@ from .shell.open_files import need_files
 from .shell.signals import MARGIN, StopSignal
 
 log = logging.getLogger(__name__)
+# Bytes. asyncio allocates this buffer for each TLS connection, and one more for each read: 256 KiB by default. A TLS record has 16 KiB.
+_TLS_BUFFER = 64 * 1024
 
 
 class Process(Protocol):
@@ -63,6 +66,7 @@ def serve(
         log.warning("an environment variable is ignored: %s", note)
     settings.check()
     need_files()
+    SSLProtocol.max_size = _TLS_BUFFER
     stop.grace = settings.shutdown_grace_period
     process = build()
     try:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..base.backoff import Backoff
 from ..base.telemetry.metrics import Metrics
 from ..base.wakeup import Wakeup
 from ..driver import Driver, Role
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import reading_result
+from ..driver.diagnostics.author_errors import definition_place, reading_result
 from ..errors import DraError, describe, printable
 from ..host.events import kernel_events
 from ..resourceapi.gated_fields import Gate
@@ -43,21 +46,50 @@ def discovery_method(driver: Driver) -> str:
     return "pools" if driver.uses_pools else "devices"
 
 
-async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
+async def query_devices(driver: Driver, calls: Calls, node: str, partial: list[Pool] | None = None) -> object:
     """Calls the driver and returns its pools, not yet validated.
 
     If the driver does not override ``pools``, the result of ``devices`` becomes the pool of the node.
 
+    Args:
+        partial: if the method is a generator that raises, the pools with what it yielded before are added to this list.
+
     Raises:
         DraError: the call failed; see :class:`Calls`.
     """
-    if driver.uses_pools:
-        return await calls(driver.pools)
-    if driver.role is Role.CONTROLLER:
+    if driver.role is Role.CONTROLLER and not driver.uses_pools:
         return []  # devices() describes the pool of a node, and this process has no node
-    found = await calls(driver.devices)
-    with reading_result(driver.devices):
-        return [Pool(node, found)]
+    method = driver.pools if driver.uses_pools else driver.devices
+    yielded: list[Any] = []
+    try:
+        found = await calls(_recorded(method, yielded))
+    except DraError:
+        if partial is not None and yielded:
+            partial += yielded if driver.uses_pools else [Pool(node, yielded)]
+        raise
+    with reading_result(method):
+        return found if driver.uses_pools else [Pool(node, found)]
+
+
+def _recorded(method: Callable[[], Any], yielded: list[Any]) -> Callable[[], Any]:
+    """Returns ``method``. If it is a generator, its items are also added to ``yielded``."""
+
+    @functools.wraps(method)
+    def generator() -> Iterator[object]:
+        for item in method():
+            yielded.append(item)
+            yield item
+
+    @functools.wraps(method)
+    async def async_generator() -> AsyncIterator[object]:
+        async with contextlib.aclosing(method()) as items:
+            async for item in items:
+                yielded.append(item)
+                yield item
+
+    if inspect.isasyncgenfunction(method):
+        return async_generator
+    return generator if inspect.isgeneratorfunction(method) else method
 
 
 class DeviceDiscovery:
@@ -96,7 +128,7 @@ class DeviceDiscovery:
         self._rounds = (0, 0)  # the number of calls that began, and of calls that ended
         self._hangs = False
         self._began = 0.0
-        self._failures = 0
+        self._backoff = Backoff(intervals.retry, intervals.interval, jitter=0.2)
         self._failure = ""
 
     def request(self) -> None:
@@ -187,16 +219,29 @@ class DeviceDiscovery:
             self._ended.notify_all()
 
     async def _call_driver(self) -> None:
-        pools = await query_devices(self._driver, self._calls, self._inventory.pool)
+        partial: list[Pool] = []
         try:
-            held: Held | None = await self._held()
-        except DraError as e:
+            pools = await query_devices(self._driver, self._calls, self._inventory.pool, partial)
+        except DraError:
+            if partial and not self._inventory.known:  # otherwise the last complete result stays published
+                await self._update(partial)
+            raise
+        await self._update(pools)
+
+    async def _update(self, pools: object) -> None:
+        try:
+            async with asyncio.timeout(self._intervals.hang / 2):  # the driver is not to blame for records that hang
+                held: Held | None = await self._held()
+        except (DraError, TimeoutError) as e:
+            why = e if isinstance(e, DraError) else "the records do not respond"
             log.warning(
-                "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
+                "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", why
             )
             held = None
         is_first = not self._inventory.known
-        with reading_result(getattr(self._driver, discovery_method(self._driver))):
+        method = getattr(self._driver, discovery_method(self._driver))
+        self._inventory.place = definition_place(method)
+        with reading_result(method):
             changed = await self._inventory.update(pools, held, discovery_method(self._driver))
         if changed:
             event = "found" if is_first else "changed"
@@ -218,14 +263,15 @@ class DeviceDiscovery:
     def _record_result(self, call: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if call.cancelled() else call.exception()
         if error is None:
-            if self._failures:
-                log.info("discovery of devices works again after failures: %d", self._failures)
-            self._failures, self._failure = 0, ""
+            if self._backoff.failures:
+                log.info("discovery of devices works again after failures: %d", self._backoff.failures)
+            self._backoff.reset()
+            self._failure = ""
             self.last_success = time.time()
             self._metrics.set("discovery_last_success_timestamp_seconds", self.last_success)
             return
         text = error.message if isinstance(error, DraError) else describe(error)
-        self._failures += 1
+        self._backoff.failures += 1
         self._metrics.inc("discovery_failures_total")
         if text != self._failure:
             # The traceback of a driver's exception is in the log already; any other exception is a bug in the framework.
@@ -239,10 +285,7 @@ class DeviceDiscovery:
         """Waits until the next call is due: after an event, or at the end of the interval. After a failure, the interval is shorter."""
         intervals = self._intervals
         ended = time.monotonic()
-        pause = intervals.interval
-        if self._failures:
-            pause = min(pause, intervals.retry * 2 ** min(self._failures - 1, 10)) * random.uniform(0.8, 1.0)
-        if not await self._wakeup.wait(pause):
+        if not await self._wakeup.wait(self._backoff.delay() or intervals.interval):
             return
         burst_ends = time.monotonic() + intervals.burst
         while (remaining := burst_ends - time.monotonic()) > 0:

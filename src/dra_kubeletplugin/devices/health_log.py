@@ -19,9 +19,13 @@ _MAX_FIELD = 50  # names in the field `devices` of a log line
 def log_unhealthy(reasons: Mapping[DeviceKey, str]) -> None:
     """Logs devices that became unhealthy, each with the driver's text."""
     log_sample(
-        log, logging.WARNING, "devices are unhealthy: %s", _groups(reasons.items()),
-        lambda group: f"{join_names(group[2])}: {printable(group[1] or 'no reason given')}", _fields,
-    )  # fmt: skip
+        log,
+        logging.WARNING,
+        "devices are unhealthy: %s",
+        _groups(reasons.items()),
+        lambda group: f"{join_names(group[2])}: {printable(group[1] or 'no reason given')}",
+        _fields,
+    )
 
 
 def log_recovered(devices: Iterable[DeviceKey]) -> None:

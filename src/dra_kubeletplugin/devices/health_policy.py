@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
 from ..errors import DriverError, describe, printable, shown
 from ..resourceapi.types import Taint
 from .pool_state import DeviceKey
 
-JSON = Mapping[str, Any]
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
 _SAME_REASON = 600.0
 # Seconds. A device that fails again within _UNSTABLE after its recovery stays unhealthy for at least _LEAST_FAULT. Otherwise, a device
@@ -28,7 +28,7 @@ class HealthMark(NamedTuple):
     ``reason`` is empty for a healthy device; its taints are informational.
     """
 
-    taints: Sequence[JSON]
+    taints: Sequence[ReadOnlyJSON]
     reason: str
 
 
@@ -51,7 +51,7 @@ class HealthPolicy:
     healthy_after: int = HEALTHY_AFTER
     timeout: float = HEALTH_TIMEOUT
 
-    def taints_for(self, fault: Health | None, information: Sequence[Taint] = ()) -> Sequence[JSON]:
+    def taints_for(self, fault: Health | None, information: Sequence[Taint] = ()) -> Sequence[ReadOnlyJSON]:
         """Returns the taints of a device in API form, the informational taints first.
 
         Args:
@@ -68,7 +68,7 @@ class HealthPolicy:
     def marks(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, HealthMark]]:
         """Returns the marks of all devices that are unhealthy or have informational taints, by pool and device."""
         made: dict[
-            Any, Sequence[JSON]
+            Any, Sequence[ReadOnlyJSON]
         ] = {}  # one list for all devices with the same taints, because there may be thousands
         out: dict[str, dict[str, HealthMark]] = {}
         for key, decision in decisions.items():

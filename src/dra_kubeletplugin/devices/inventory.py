@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT
 from ..base.telemetry.logs import log_sample
 from ..base.text import join_names, names_by_reason, natural
@@ -36,7 +37,6 @@ from .pool_state import DeviceKey, Held, PoolState, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
-JSON = Mapping[str, Any]
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
 _NO_POOL = PoolState("")
@@ -82,6 +82,7 @@ class Inventory:
         self.health_version = 0  # increases with every health report, and whenever ``version`` increases
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
+        self.place = ""  # the line of the author's method that returns the devices; added to the faults of its result
         self.health_report_errors = HealthReportErrors()  # errors in the driver's last health report
         self.depends_on_gates = False
         """Whether the driver is called again after gates were found off. If so, rejected devices are logged only after that call."""
@@ -102,9 +103,7 @@ class Inventory:
 
     # --- a result of the driver ------------------------------------------------------------------
     async def update(self, pools: object, held: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
-        """Replaces the devices by the driver's result. Returns whether a device, pool or counter set changed.
-
-        A device or counter set that the API server would reject is not published; the rest of its pool is.
+        """Replaces the devices, except invalid ones, by the driver's result. Returns whether a device, pool or counter set changed.
 
         Args:
             pools: the driver's result, not yet validated.
@@ -113,7 +112,7 @@ class Inventory:
             method: the driver's method that returned the result.
 
         Raises:
-            DriverError: the result is not a list of pools, or two pools or two devices of a pool have one name. The devices do not change.
+            DriverError: the result is not a list of pools with lists of devices, or two pools have one name. The devices do not change.
         """
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
@@ -130,7 +129,7 @@ class Inventory:
 
     def _updated_states(self, result: Mapping[str, Pool], held: Held | None) -> dict[str, PoolState]:
         fresh = {n: p for n, p in result.items() if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
-        of_pool: dict[str, dict[str, JSON]] = {}
+        of_pool: dict[str, dict[str, ReadOnlyJSON]] = {}
         for (name, device), described in (held or {}).items():
             of_pool.setdefault(name, {})[device] = described
         states = {}
@@ -178,7 +177,8 @@ class Inventory:
             if fault := self.taken.get(name) or content.fault:
                 out[f"pool {printable(name)}"] = fault
             if name not in self.taken:
-                out |= {self.shown(name, device): reason for device, reason in content.rejected.items()}
+                place = {n: f" ({self.place})" for n in self._states[name].rejected if self.place}
+                out |= {self.shown(name, n): why + place.get(n, "") for n, why in content.rejected.items()}
         self.rejected = out
         if self.update_pending:
             return
@@ -300,13 +300,13 @@ class Inventory:
         """Returns the pools as they should be published, without the pools and devices in :attr:`rejected`."""
         return [c for c in self._contents.values() if not c.fault and c.name not in self.taken]
 
-    def samples(self) -> dict[frozenset[Gate], JSON]:
+    def samples(self) -> dict[frozenset[Gate], ReadOnlyJSON]:
         """Returns one device, with all its fields, for each set of feature gates that devices depend on, even if the gates are off."""
         marks = self._policy.marks(self._decisions)
         published = (s for s in self._states.values() if not s.fault)
         return dict(pair for s in published for pair in sample_devices(s, marks.get(s.name, {})))
 
-    def options(self) -> JSON:
+    def options(self) -> ReadOnlyJSON:
         """Returns the options that pools set for all their devices, also those of gates that are off. A later pool overrides others."""
         return {name: value for s in self._states.values() if not s.fault for name, value in s.options.items()}
 

@@ -7,8 +7,9 @@ gates off, the fields that depend on these gates are removed from devices, or th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..base.json_types import ReadOnlyJSON
 from ..resourceapi.gated_fields import Gate, options_without, removed_fields, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Taint
@@ -20,7 +21,6 @@ from .validation import DeviceEntry
 
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
 _GONE = HealthMark([GONE.json()], "")
-JSON = Mapping[str, Any]
 
 
 class RenderedDevice(NamedTuple):
@@ -51,9 +51,9 @@ class PoolContent(NamedTuple):
 
     name: str
     nodes: Nodes
-    fields: JSON
+    fields: ReadOnlyJSON
     devices: Sequence[DeviceEntry]
-    counter_sets: Sequence[JSON]
+    counter_sets: Sequence[ReadOnlyJSON]
     fault: str
     rejected: Mapping[str, str]
     rendered: Mapping[str, RenderedDevice]
@@ -114,7 +114,7 @@ def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[G
     return RenderedDevice(entry, mark, off, entry.with_json(found), "", removed_fields(device, found) if off else ())
 
 
-def _marked(device: JSON, mark: HealthMark) -> JSON:
+def _marked(device: ReadOnlyJSON, mark: HealthMark) -> ReadOnlyJSON:
     """Returns ``device`` with the taints and the reason of ``mark``.
 
     A taint of the driver with the same key is removed. If there are too many taints, the driver's last taints are removed too.
@@ -129,7 +129,7 @@ def _marked(device: JSON, mark: HealthMark) -> JSON:
     return {**device, "taints": [*taints[: max(0, MAX_TAINTS - len(mark.taints))], *mark.taints[-MAX_TAINTS:]]}
 
 
-def sample_devices(state: PoolState, marks: Mapping[str, HealthMark]) -> Iterator[tuple[frozenset[Gate], JSON]]:
+def sample_devices(state: PoolState, marks: Mapping[str, HealthMark]) -> Iterator[tuple[frozenset[Gate], ReadOnlyJSON]]:
     """Yields one device for each set of gates that devices depend on, as it would be sent if no gate were off."""
     seen = set[frozenset[Gate]]()
     for entry in state.publishable():

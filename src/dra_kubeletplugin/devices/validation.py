@@ -7,13 +7,14 @@ devices with a fault are :attr:`.PoolState.rejected`; the others are published: 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from ..base.json_types import ReadOnlyJSON
 from ..base.text import did_you_mean
 from ..driver.diagnostics.author_errors import instead_of_item, replacement_message
 from ..errors import DraError, DriverError, describe, printable
@@ -26,9 +27,8 @@ from ..resourceapi.validation.common import pool_name
 from ..resourceapi.validation.slices import max_devices, slice_options
 
 MAX_POOLS = 4096
-_ATTEMPTS = 5  # to read a device while another thread changes it
 MAX_BYTES = 512 * 1024  # of one device or counter set as JSON, so that a slice stays below the limit of etcd (1.5 MiB)
-JSON = Mapping[str, Any]
+Named = TypeVar("Named", Device, CounterSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class DeviceEntry:
         built = {**self.json, **nodes.of_device()}
         return replace(self.with_json(built), gates=gates_of(built))
 
-    def with_json(self, json: JSON) -> DeviceEntry:
+    def with_json(self, json: ReadOnlyJSON) -> DeviceEntry:
         """Returns the entry with other JSON, which the caller knows to be valid."""
         encoded, limit = msgspec.json.encode(json), max_devices([json])
         return DeviceEntry(self.name, self.device, encoded, "", self.consumed, limit, self.gates)
@@ -84,7 +84,7 @@ class DeviceEntry:
 class CounterSetEntry(NamedTuple):
     """A counter set of a pool. ``fault`` is the reason why it must not be sent; empty if it may be sent."""
 
-    json: JSON
+    json: ReadOnlyJSON
     fault: str = ""
 
 
@@ -106,51 +106,46 @@ def validate_device(
         before: the entry from the last discovery. It was validated for the same kind of nodes: all pools of the node role are of this
             node, and no pool of the controller role is.
     """
-    name = device.name
+    name = name_of(device, Device)
     try:
-        built = _json_of(device)
+        built, faults = device.converted()
         own = any(f in built for f in NODE_FIELDS)
         if per_device and not own:
             built |= nodes.of_device()
         encoded = msgspec.json.encode(built)
-        if before is not None and before.encoded == encoded and device.nodes == before.device.nodes:
+        if before is not None and not faults and before.encoded == encoded and device.nodes == before.device.nodes:
             unchanged = device.data is before.device.data and device == before.device
             return before if unchanged else replace(before, device=device)
-        faults = [] if device.was_checked(encoded) else device.faults(built)
+        is_complete = not faults
+        faults += device.broken_rules(built)
         if own and nodes.where is Where.THIS:
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
-        if device.nodes is not None and device.nodes.where is Where.THIS:
+        if isinstance(device.nodes, Nodes) and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")
+        if not is_complete:
+            return DeviceEntry(name, device, b"", printable("; ".join(faults)))
         return _entry(device, built, encoded, faults)
-    except DraError as e:
-        return DeviceEntry(name, device, b"", printable(e))
-    except Exception as e:  # the author may have changed the device after its creation
+    except Exception as e:  # an object of the author may raise anything
         return DeviceEntry(name, device, b"", describe(e))
-
-
-def _json_of(item: Device | CounterSet) -> dict[str, Any]:
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(RuntimeError):  # a thread of the driver is changing a dict of the item
-            return item.json()
-    return item.json()
 
 
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
     """Validates one counter set. Raises nothing: the entry contains the fault."""
     try:
-        return counter_set_entry(_json_of(counter_set))
-    except (DraError, TypeError, ValueError) as e:
-        return CounterSetEntry({}, printable(e))
+        built, faults = counter_set.converted()
+        if faults:
+            return CounterSetEntry({}, printable("; ".join(faults + counter_set_faults(built))))
+        return counter_set_entry(built)
     except Exception as e:
         return CounterSetEntry({}, describe(e))
 
 
-def device_from_record(raw: JSON) -> DeviceEntry:
+def device_from_record(raw: ReadOnlyJSON) -> DeviceEntry:
     """Validates a device whose JSON is in the record of a claim. Raises the decoder's error if the JSON is not a device."""
     return _entry(read_device(raw), raw, msgspec.json.encode(raw), device_faults(raw))
 
 
-def counter_set_entry(raw: JSON) -> CounterSetEntry:
+def counter_set_entry(raw: ReadOnlyJSON) -> CounterSetEntry:
     """Validates the JSON of a counter set. Raises the validator's error if the JSON has an unexpected structure."""
     return CounterSetEntry(raw, _fault_text(counter_set_faults(raw), msgspec.json.encode(raw)))
 
@@ -161,7 +156,7 @@ def _fault_text(faults: list[str], encoded: bytes) -> str:
     return printable("; ".join(faults))
 
 
-def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> DeviceEntry:
+def _entry(device: Device, built: ReadOnlyJSON, encoded: bytes, faults: list[str]) -> DeviceEntry:
     """Returns the entry of a device.
 
     Args:
@@ -175,17 +170,21 @@ def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> De
 
 
 def parse_pools(result: object, method: str) -> dict[str, Pool]:
-    """Checks the types and names in a driver's result. Returns the pools by name. Device names are then unique in each pool.
+    """Checks the lists in a driver's result. Returns the pools by name. See :func:`by_name` for their items.
 
     Args:
         result: the result.
         method: the driver's method that returned the result.
 
     Raises:
-        DriverError: an object has the wrong type, a list is too long, or two pools or two devices of a pool have one name.
+        DriverError: a list has the wrong type or is too long, an item is no pool, or two pools have one name.
     """
     out: dict[str, Pool] = {}
-    for pool in _items(result, Pool, f"{method}() returned", MAX_POOLS):
+    for i, pool in enumerate(_items(result, Pool, f"{method}() returned", MAX_POOLS)):
+        if not isinstance(pool, Pool):
+            raise DriverError(f"{method}() returned a list with {_wrong_item(pool, Pool, f' at [{i}]')}")
+        if not isinstance(pool.name, str):
+            raise DriverError(f"{method}() returned a Pool whose name is {_kind(pool.name)}, not text")
         name = str.__str__(pool.name)  # an instance of a subclass of str cannot be sent
         where = f"{method}() returned pool {printable(name)!r}"
         # An author who implements `devices` does not know the pool, so messages must not mention it.
@@ -197,20 +196,59 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
             )
         if name in out:
             raise DriverError(f"{method}() returned two pools named {printable(name)!r}: names must be unique")
-        names = set[str]()
-        for device in _items(pool.devices, Device, devices_subject, MAX_DEVICES_READ):
-            if device.name in names:
-                raise DriverError(
-                    f"{method}() returned two devices named {printable(device.name)!r}: names must be unique in a pool"
-                )
-            names.add(device.name)
-        for _ in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES_READ):
-            pass
+        _items(pool.devices, Device, devices_subject, MAX_DEVICES_READ)
+        _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES_READ)
         out[name] = pool
     return out
 
 
-def pool_options(name: str, pool: Pool, node: str) -> tuple[JSON, str]:
+def by_name(items: Iterable[object], kind: type[Named], field: str) -> tuple[dict[str, Named], dict[str, str]]:
+    """Returns the items of an author's list by name, and the faults of items without a name of their own by place: ``devices[3]``.
+
+    Of several items with one name, the first has the name.
+
+    Args:
+        kind: the type that the items must have.
+        field: the name of the list.
+    """
+    out: dict[str, Named] = {}
+    unnamed: dict[str, str] = {}
+    for i, item in enumerate(items):
+        twice = []
+        if name := name_of(item, kind):
+            if name not in out:
+                out[name] = cast("Named", item)
+                continue
+            twice = [f"its name {name!r} is the name of an earlier item of the list: names must be unique"]
+        unnamed[f"{field}[{i}]"] = printable("; ".join(twice + _faults_of(item, kind)))
+    return out, unnamed
+
+
+def name_of(item: object, kind: type[Named]) -> str:
+    """Returns the name of an item of an author's list; empty if it has none, or if the item is not of ``kind``."""
+    try:
+        # An instance of a subclass of str cannot be sent, and its methods may raise anything.
+        return str.__str__(item.name) if isinstance(item, kind) and isinstance(item.name, str) else ""
+    except Exception:  # an object of the author may raise anything
+        return ""
+
+
+def _faults_of(item: object, kind: type[Named]) -> list[str]:
+    try:
+        return item.faults() if isinstance(item, kind) else [_wrong_item(item, kind)]
+    except Exception as e:  # an object of the author may raise anything
+        return [describe(e)]
+
+
+def selects_own_nodes(device: Device) -> bool:
+    """Returns whether a device selects nodes and is valid. Raises nothing."""
+    try:
+        return device.nodes is not None and not device.faults()
+    except Exception:  # then validate_device() returns the fault
+        return False
+
+
+def pool_options(name: str, pool: Pool, node: str) -> tuple[ReadOnlyJSON, str]:
     """Returns the fields that a pool sets for all its devices, and the pool's fault.
 
     The fault is the reason why no device of the pool can be published; it is empty if they can. ``node`` is the node whose pools are
@@ -224,6 +262,8 @@ def pool_options(name: str, pool: Pool, node: str) -> tuple[JSON, str]:
             for faults in (pool_name(name, "name"), slice_options(options, "pool"))
         )
         return options, name_faults or _node_fault(name, pool.nodes, node) or option_faults
+    except DraError as e:
+        return {}, e.message
     except Exception as e:  # invalid Unicode, or nodes and options that the author built by hand
         return {}, describe(e)
 
@@ -242,7 +282,8 @@ def _node_fault(name: str, nodes: Nodes, node: str) -> str:
     )
 
 
-T = TypeVar("T", Pool, Device, CounterSet)
+def _wrong_item(item: object, kind: type, at: str = "") -> str:
+    return f"{_kind(item)}{at}, not {kind.__name__}{instead_of_item(item, kind.__name__)}"
 
 
 def _kind(value: object) -> str:
@@ -250,28 +291,18 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterator[T]:
-    """Yields the items of an author's list after checking their types. ``subject`` is the beginning of the error messages."""
+def _items(result: object, kind: type, subject: str, maximum: int) -> Sequence[object]:
+    """Returns the items of an author's list, not yet checked. ``subject`` is the beginning of the error messages."""
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
         hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
         raise DriverError(f"{subject} {_kind(result)}, not a list of {kind.__name__}{hint}")
     try:
-        for i, item in enumerate(result):
-            if not isinstance(item, kind):
-                raise DriverError(
-                    f"{subject} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
-                )
-            if not isinstance(item.name, str):
-                raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
-            if i >= maximum:
-                raise DriverError(
-                    f"{subject} more than {maximum} items of {kind.__name__}: at most {maximum} can be published"
-                )
-            yield item
-    except DriverError:
-        raise
+        items = list(itertools.islice(result, maximum + 1))
     except Exception as e:
         raise DriverError(f"{subject} a value that cannot be read: {describe(e)}") from e
+    if len(items) > maximum:
+        raise DriverError(f"{subject} more than {maximum} items of {kind.__name__}: at most {maximum} can be published")
+    return items
 
 
 def counters_fault(device: DeviceEntry, sets: Mapping[str, CounterSetEntry], *, seek: bool = True) -> str:

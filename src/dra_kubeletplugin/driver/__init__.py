@@ -1,9 +1,8 @@
 """The public classes for driver authors, and the functions that load and check a driver class."""
 
+from .bound import BoundClaim, BoundDevice
 from .claim import (
     AllocatedDevice,
-    BoundClaim,
-    BoundDevice,
     Claim,
     PreparedClaim,
     PreparedDevice,

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import msgspec
 
 from ..base.signals import Interrupted
+from ..base.telemetry.log_once import LogOnce
 from ..base.threads import Threads
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
 from .diagnostics.author_errors import explain_exception, own_traceback, with_author_place
@@ -59,7 +60,7 @@ class Calls:
         self._numbers = itertools.count()
         self._when_idle: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[_Outcome]] = set()
-        self._logged: dict[str, _Logged] = {}
+        self._logged = LogOnce(_LOG_AGAIN_AFTER)
 
     @overload  # a Mapping is an Iterable too; the first overload that matches applies
     async def __call__(  # type: ignore[overload-overlap]
@@ -203,8 +204,11 @@ class Calls:
         oldest, seconds = self.running()[0]
         log.error(
             "no thread is free for a method of the driver: %s; %d calls run, the longest %s for %.0f s",
-            name, self.busy, oldest, seconds,
-        )  # fmt: skip
+            name,
+            self.busy,
+            oldest,
+            seconds,
+        )
         return DriverFailedError(
             f"the driver's {name} cannot be called: all {self._threads.limit} threads run methods of the driver that have "
             f"not returned, {oldest} for the longest time: restart the plugin's pod if they hang"
@@ -215,30 +219,16 @@ class Calls:
     def _result_of(self, name: str, outcome: _Outcome) -> Any:
         error = outcome.error
         if error is None:
-            self._logged.pop(name, None)
+            self._logged.forget(name)
             return outcome.value
         driver_error = _driver_error(error)
         if driver_error is not None:
             raise with_author_place(driver_error)
         text = f"the driver's {name} raised {explain_exception(error)}"
-        self._log(name, text, error)
+        if self._logged.is_new(name, text) and (traceback := own_traceback(error)):
+            # Without a traceback, the text is complete, and the caller logs it.
+            log.error("exception in the driver's code: %s", text, exc_info=traceback)
         raise DriverFailedError(text) from error
-
-    def _log(self, name: str, text: str, error: BaseException) -> None:
-        """Logs a failure once with its traceback, not at each retry of the kubelet.
-
-        The traceback is omitted if it adds nothing to the text.
-        """
-        last, now = self._logged.get(name), time.monotonic()
-        if last is None or last.text != text or now - last.when >= _LOG_AGAIN_AFTER:
-            self._logged[name] = _Logged(text, now)
-            if traceback := own_traceback(error):  # otherwise the text is complete, and the caller logs it
-                log.error("exception in the driver's code: %s", text, exc_info=traceback)
-            return
-        last.times += 1
-        # Only the 2nd, 4th, 8th ... failure is logged: a method that fails each second must not fill the log.
-        if last.times & (last.times - 1) == 0:
-            log.warning("exception in the driver's code, %d times: %s", last.times, text)
 
     def _drop(self, name: str, outcome: _Outcome) -> None:
         """Logs the end of a call whose caller gave up."""
@@ -277,14 +267,6 @@ class _Running(msgspec.Struct):
     name: str
     since: float
     parts: int = 0  # how many of its caller, thread and task have not ended; at 0 the call has ended
-
-
-class _Logged(msgspec.Struct):
-    """The last failure of a method that was logged in full, and how often it occurred."""
-
-    text: str
-    when: float
-    times: int = 1
 
 
 class _Outcome(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSONValue
 from ..cdi import ContainerEdits
 from ..errors import DriverError
 from ..resourceapi.encoded import from_json
@@ -18,15 +19,12 @@ from .config.model import Config
 from .process import ProcessSpec, Ready
 from .status import DeviceStatus, ReportedStatus, StatusSink
 
-JSON = Any
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedDevice:
-    """A driver's result for one allocated device. :meth:`AllocatedDevice.prepared` creates it.
+    """A driver's result for one allocated device. :meth:`AllocatedDevice.prepared` creates it, with the names of the allocation.
 
     Attributes:
-        request, pool, name, share_id: identify the device, as in the allocation.
         admin_access: whether the request has admin access, as in the allocation. The claim then does not hold the device exclusively.
             :meth:`Driver.recover` must set this too.
         edits: changes that the container runtime makes to the containers.
@@ -43,25 +41,25 @@ class PreparedDevice:
     share_id: str | None = None
     admin_access: bool = False
     edits: ContainerEdits = field(default_factory=ContainerEdits)
-    data: JSON = None
+    data: JSONValue = None
     status: DeviceStatus | None = None
     metadata: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatedDevice:
-    """A device of this driver that the scheduler allocated to a claim.
+    """A device of this driver, by its pool and name, that the scheduler allocated to a claim.
 
     Attributes:
         request: name of the claim's request; ``request/subrequest`` for an alternative of a prioritised list.
-        pool, name: identify the device.
         share_id: set if several claims share the device (KEP-5075).
         admin_access: True for monitoring; other claims may use the device at the same time.
         consumed_capacity: the capacity of the device that this share consumes.
         config: typed parameters of the request, of a kind for this device (:attr:`Config.DEVICES`). If the request has none: the
             defaults of the first kind for this device; None if a field has no default, or no kind is for this device.
         config_source: where the parameters come from: ``FromClass``, ``FromClaim``, or empty for the defaults.
-        device: the device as the driver published it, with its ``data``, which is None if another process published the device.
+        device: the device as the driver published it. Its ``data`` is the object that this process passed to :class:`Device`. It is
+            None if another process published the device: the controller, or another instance of the plugin.
         tolerations: tolerations of the request, as in the claim.
     """
 
@@ -84,7 +82,7 @@ class AllocatedDevice:
         self,
         edits: ContainerEdits | None = None,
         *,
-        data: JSON = None,
+        data: JSONValue = None,
         status: DeviceStatus | None = None,
         metadata: Mapping[str, Attribute] | None = None,
     ) -> PreparedDevice:
@@ -116,12 +114,12 @@ class UndoRegistrar:
     method returns only when the step is saved or the process is ready, so there is nothing to await.
     """
 
-    def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
+    def register(self, step: str, data: Mapping[str, JSONValue]) -> Awaitable[None]:
         raise DriverError(
             f"on_undo({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
 
-    def share(self, step: str, key: str, data: Mapping[str, JSON]) -> Awaitable[None]:
+    def share(self, step: str, key: str, data: Mapping[str, JSONValue]) -> Awaitable[None]:
         raise DriverError(
             f"shared_step({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
@@ -182,10 +180,9 @@ def annotations_of(claim: Claim) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim to prepare or to bind.
+    """A claim to prepare or to bind, with the namespace, name and UID of its ResourceClaim.
 
     Attributes:
-        namespace, name, uid: of the ResourceClaim.
         devices: the claim's devices of this driver, in the order of the allocation.
         reserved_for: consumers (pods), as in the claim's status.
         object: the whole ResourceClaim in resource.k8s.io/v1 form, as the API server sent it.
@@ -245,7 +242,7 @@ class Claim:
             )
         return self._status.report((device.pool, device.name, device.share_id or ""), status)
 
-    def on_undo(self, step: str, /, **data: JSON) -> Awaitable[None]:
+    def on_undo(self, step: str, /, **data: JSONValue) -> Awaitable[None]:
         """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.
 
         To undo the step, the framework later calls the driver's method ``undo_<step>(claim, **data)``. It does so when prepare fails,
@@ -269,7 +266,7 @@ class Claim:
         """
         return self._undo.register(step, data)
 
-    def shared_step(self, step: str, key: str, /, **data: JSON) -> Awaitable[None]:
+    def shared_step(self, step: str, key: str, /, **data: JSONValue) -> Awaitable[None]:
         """Makes this claim a user of hardware state that several claims share: firmware, a mode of a card, virtual functions.
 
         The first claim that calls it with ``step`` and ``key`` sets the state up: the framework calls the driver's method
@@ -361,10 +358,17 @@ class Claim:
         needing = self.devices if devices is None else devices
         return self._undo.start(
             ProcessSpec(
-                name=name, argv=argv, env=dict(env or {}), cwd=cwd, ready=ready, ready_timeout=ready_timeout,
-                stop=stop, stop_timeout=stop_timeout, devices=[(d.pool, d.name) for d in needing],
+                name=name,
+                argv=argv,
+                env=dict(env or {}),
+                cwd=cwd,
+                ready=ready,
+                ready_timeout=ready_timeout,
+                stop=stop,
+                stop_timeout=stop_timeout,
+                devices=[(d.pool, d.name) for d in needing],
             )
-        )  # fmt: skip
+        )
 
 
 # Set after @dataclass, which would use the descriptor as the field's default.
@@ -376,11 +380,12 @@ class PreparedClaim:
     """A claim to unprepare, read from the framework's record. The ResourceClaim object may be gone.
 
     Attributes:
-        namespace, name, uid: of the ResourceClaim. Namespace and name are empty if :meth:`Driver.recover` did not know them.
+        namespace: namespace of the ResourceClaim; empty if :meth:`Driver.recover` did not know it.
+        name: name of the ResourceClaim; empty if :meth:`Driver.recover` did not know it.
         devices: the devices that prepare returned, with their ``data``, without edits, status and metadata. If prepare did not return:
             the allocated devices, without ``data``.
         complete: False if prepare did not finish, so any part of it may have happened. It can also be False if the record was lost and
-            the framework rebuilt it.
+            :meth:`Driver.recover` reported the claim.
         same_boot: False if the node was rebooted since prepare; state in memory and in /sys is lost then.
     """
 
@@ -392,40 +397,13 @@ class PreparedClaim:
     same_boot: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoundDevice:
-    """The name of a device for which :meth:`Driver.bind` was called."""
-
-    request: str
-    pool: str
-    name: str
-    share_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundClaim:
-    """A claim to unbind, read from the controller's record. The ResourceClaim object may be gone.
-
-    Attributes:
-        namespace, name, uid: of the ResourceClaim.
-        node: node of the allocation; empty if there may be several.
-        devices: the allocated devices that have binding conditions.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    node: str
-    devices: Sequence[BoundDevice]
-
-
 @dataclass(frozen=True)
 class SharedStep:
     """A shared step that a recovered claim uses, with the arguments of :meth:`Claim.shared_step`."""
 
     step: str
     key: str
-    data: Mapping[str, JSON] = field(default_factory=dict)
+    data: Mapping[str, JSONValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +413,8 @@ class RecoveredClaim:
     Attributes:
         uid: UID of the ResourceClaim; required.
         devices: the devices in use.
-        namespace, name: of the ResourceClaim, if the hardware knows them.
+        namespace: namespace of the ResourceClaim, if the hardware knows it.
+        name: name of the ResourceClaim, if the hardware knows it.
         shared_steps: the shared steps that the claim uses. None if they are not known: no shared state is then torn down while the
             claim is recorded.
         undo_steps: name and data of each undo step that the claim's end needs, the oldest first, as for :meth:`Claim.on_undo`.

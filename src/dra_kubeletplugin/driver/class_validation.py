@@ -26,9 +26,18 @@ from .options import declared, read_options
 _CLAIM = ("claim",)
 # Methods that the framework calls, with their arguments.
 _CALLED: dict[str, tuple[str, ...]] = {
-    "start": (), "stop": (), "devices": (), "pools": (), "health": (), "checks": (), "recover": (),
-    "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
-}  # fmt: skip
+    "start": (),
+    "stop": (),
+    "devices": (),
+    "pools": (),
+    "health": (),
+    "checks": (),
+    "recover": (),
+    "prepare": _CLAIM,
+    "unprepare": _CLAIM,
+    "bind": _CLAIM,
+    "unbind": _CLAIM,
+}
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
 _SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine

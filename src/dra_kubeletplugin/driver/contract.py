@@ -18,7 +18,8 @@ from ..host.events import SUBSYSTEMS
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Attribute, Device, Taint
-from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .bound import BoundClaim
+from .claim import Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config.model import Config
 from .hardware_lock import LOCKS, HardwareLock
 from .health import Health

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSONValue
 from ..errors import printable
 from .diagnostics.author_errors import missing_await_hint
 
-JSON = Any
 MAX_DATA_BYTES = 65_536
 _DEPTH = 32
 _INTEGERS = range(-(2**63), 2**64)
 
 
-def plain_json(value: object, path: str = "data") -> JSON:
+def plain_json(value: object, path: str = "data") -> JSONValue:
     """Returns a copy of ``value`` in JSON's types. Tuples become lists; members of a text or number Enum become their values.
 
     Raises:
@@ -32,7 +31,7 @@ def plain_json(value: object, path: str = "data") -> JSON:
     return copy
 
 
-def _plain(value: object, path: str, depth: int) -> JSON:
+def _plain(value: object, path: str, depth: int) -> JSONValue:
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool):

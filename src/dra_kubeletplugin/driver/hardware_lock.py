@@ -10,18 +10,18 @@ import asyncio
 import contextlib
 import os
 import threading
-import time
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from ..base.files import read_text_file
 from ..base.flock import FileLock
 from ..base.telemetry.logs import log_fields
 from ..errors import DriverError, HardwareLockedError, clip, describe, shown
 
 LOCKS = "hardware-locks"  # name of the folder in the driver's folder
-_POLL = 0.01  # seconds between attempts
 _MAX_NAME = 200  # bytes of a file name, without its suffix
 _LIMIT = 1e9  # seconds; a longer wait is a mistake
 
@@ -67,25 +67,15 @@ class HardwareLock:
             raise DriverError(
                 f"hardware_lock({self.key!r}): write `async with` here, because `with` blocks the event loop"
             )
-        deadline, file = self._deadline(), FileLock(self._path)
-        with contextlib.ExitStack() as failed:
-            failed.callback(file.close)
-            while not self._try(file):
-                self._check_time(deadline)
-                time.sleep(_POLL)
-            failed.pop_all()
+        with self._taking() as file:
+            file.acquire(self.timeout)
 
     def __exit__(self, *exc: object) -> None:
         self.release()
 
     async def __aenter__(self) -> None:
-        deadline, file = self._deadline(), FileLock(self._path)
-        with contextlib.ExitStack() as failed:
-            failed.callback(file.close)  # also if the caller is cancelled
-            while not self._try(file):
-                self._check_time(deadline)
-                await asyncio.sleep(_POLL)
-            failed.pop_all()
+        with self._taking() as file:
+            await file.acquire_async(self.timeout)
 
     async def __aexit__(self, *exc: object) -> None:
         self.release()
@@ -96,10 +86,9 @@ class HardwareLock:
         if hold:
             hold.is_held = False
             with contextlib.suppress(OSError):  # the lock is released even if its file cannot be removed
-                hold.file.path.unlink()
-            hold.file.close()
+                hold.file.remove()
 
-    def _deadline(self) -> float:
+    def _check_taken(self) -> None:
         for other in _taken.get():
             # A shared step runs in another task or thread while its call waits, so waiting for the call's lock would never end. Another
             # task of the call may wait: the call can release the lock meanwhile.
@@ -109,35 +98,32 @@ class HardwareLock:
                     f"hardware_lock({self.key!r}): this call already holds the lock; the framework takes it for a shared step, around "
                     f"the methods setup_<step>({self.key!r}, ...) and teardown_<step>({self.key!r}, ...)"
                 )
-        return time.monotonic() + self.timeout
 
-    def _try(self, file: FileLock) -> bool:
+    @contextlib.contextmanager
+    def _taking(self) -> Iterator[FileLock]:
+        """Notes that the lock is held if the block takes it. Converts errors of the block."""
+        self._check_taken()
+        file = FileLock(self._path, makes_folder=True)
         try:
-            try:
-                taken = file.try_acquire()
-            except FileNotFoundError:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                taken = file.try_acquire()
+            yield file
+        except TimeoutError:
+            raise HardwareLockedError(
+                f"hardware {shown(self.key)} is locked by {self._holder()} for more than {self.timeout:g} s"
+            ) from None
         except OSError as e:
             raise HardwareLockedError(
                 f"the lock of hardware {shown(self.key)} cannot be taken: {describe(e)}"
             ) from None
-        if taken:
-            self._hold = _Hold(file, _current(), self._of_step)
-            _taken.set((*(hold for hold in _taken.get() if hold.is_held), self._hold))
-            with contextlib.suppress(OSError):  # a full disk: only the message of a waiting process is less exact
-                file.write(_holder().encode(errors="replace"))
-        return taken
+        self._hold = _Hold(file, _current(), self._of_step)
+        _taken.set((*(hold for hold in _taken.get() if hold.is_held), self._hold))
+        with contextlib.suppress(OSError):  # a full disk: only the message of a waiting process is less exact
+            file.write(_own_text().encode(errors="replace"))
 
-    def _check_time(self, deadline: float) -> None:
-        if time.monotonic() <= deadline:
-            return
+    def _holder(self) -> str:
         holder = ""
         with contextlib.suppress(OSError):
-            holder = clip(self._path.read_text(errors="replace"), 300)
-        raise HardwareLockedError(
-            f"hardware {shown(self.key)} is locked by {holder or 'another process'} for more than {self.timeout:g} s"
-        )
+            holder = clip(read_text_file(self._path, errors="replace").strip(), 300)
+        return holder or "another process"
 
 
 def check_key(key: object) -> str:
@@ -166,7 +152,7 @@ def _current() -> object:
         return threading.get_ident()
 
 
-def _holder() -> str:
+def _own_text() -> str:
     claim = log_fields().get("claim")
     return f"process {os.getpid()}" + (f" for claim {claim}" if claim else "")
 

@@ -31,7 +31,7 @@ def load_driver(target: str) -> type[Driver]:
 
     Args:
         target: a file, the folder of a package, or a module. Append ``:Class`` if it contains several drivers. A folder contains its
-            driver in ``src/PACKAGE/driver.py``, as ``dra new`` creates it, or in ``driver.py``.
+            driver in ``driver.py``, else in ``__init__.py``, else in its only ``src/*/driver.py``, as ``dra new`` creates it.
 
     Raises:
         DriverError: there is no such driver, or several; the message contains the name that was searched and the names that exist.

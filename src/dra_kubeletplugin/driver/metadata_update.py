@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from ..base.json_types import JSONValue
 from ..errors import DriverError, printable
 from ..resourceapi.types import Attribute, attribute_json, device_faults
 from .claim import Claim, PreparedClaim
 from .status import NetworkData
-
-JSON = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,8 @@ class MetadataUpdate:
     uid: str
     request: str
     device: str = ""
-    attributes: Mapping[str, JSON] = field(default_factory=dict)
-    network_data: Mapping[str, JSON] | None = None
+    attributes: Mapping[str, JSONValue] = field(default_factory=dict)
+    network_data: Mapping[str, JSONValue] | None = None
 
 
 def metadata_update(
@@ -62,7 +60,7 @@ def metadata_update(
     return MetadataUpdate(uid=uid, request=request, device=device, attributes=wire, network_data=network)
 
 
-def attribute_faults(wire: Mapping[str, JSON]) -> str:
+def attribute_faults(wire: Mapping[str, JSONValue]) -> str:
     """Returns why a slice, and so a metadata file, cannot contain these attributes; empty if it can. Does not check their number."""
     return printable(
         "; ".join(

@@ -59,8 +59,10 @@ class _Metric:
         if other not in series and family.kind is not Kind.GAUGE:
             log.warning(
                 "metric has more than %d combinations of labels; further ones are counted as %s: %s",
-                MAX_SERIES, _OTHER, family.name,
-            )  # fmt: skip
+                MAX_SERIES,
+                _OTHER,
+                family.name,
+            )
         return None if family.kind is Kind.GAUGE else other
 
 

@@ -34,15 +34,50 @@ from .diagnostics.author_errors import author_code
 from .option_types import PLAIN_TYPES, option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-COMMAND_FLAGS = frozenset({
-    "api_address", "api_cert_file", "api_private_key_file", "apply", "containers", "controller", "describe_file", "describe_host",
-    "feature_gates", "help", "host", "image", "kubernetes", "nodes", "no_reload", "output", "runtime_config", "state_dir", "version",
-})  # fmt: skip
+COMMAND_FLAGS = frozenset(
+    {
+        "api_address",
+        "api_cert_file",
+        "api_private_key_file",
+        "apply",
+        "containers",
+        "controller",
+        "describe_file",
+        "describe_host",
+        "feature_gates",
+        "gates",
+        "help",
+        "host",
+        "image",
+        "kubernetes",
+        "nodes",
+        "no_reload",
+        "output",
+        "runtime_config",
+        "state_dir",
+        "version",
+    }
+)
 """Flags, other than settings, of the commands that accept a driver's options."""
-_MACHINE = frozenset({
-    "DISPLAY", "EDITOR", "HOME", "HOSTNAME", "LANG", "LOGNAME", "MAIL", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ",
-    "USER",
-})  # fmt: skip
+_MACHINE = frozenset(
+    {
+        "DISPLAY",
+        "EDITOR",
+        "HOME",
+        "HOSTNAME",
+        "LANG",
+        "LOGNAME",
+        "MAIL",
+        "PATH",
+        "PWD",
+        "SHELL",
+        "SHLVL",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    }
+)
 _OTHERS = ("DRA_", "KUBERNETES_", "LC_", "LD_", "PYTHON", "SSL_")  # prefixes of variables that other programs read
 
 

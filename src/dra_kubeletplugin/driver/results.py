@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..resourceapi import quantity
 from ..resourceapi.types import Device
 from .claim import AllocatedDevice
 from .config.model import Config
 
-JSON = dict[str, Any]
 _UNKNOWN = Device("unknown")
 
 

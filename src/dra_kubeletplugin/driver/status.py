@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSONValue
 from ..errors import DriverError, InvalidObjectError, clip, printable
 from ..resourceapi.validation.field_errors import FieldError
 from .data import plain_json
 
-JSON = Any
 MAX_CONDITIONS = 8
 MAX_STATUS_DATA_BYTES = 10_240
 _MAX_MESSAGE = 32_768
@@ -116,7 +116,7 @@ class DeviceStatus:
     """
 
     conditions: Sequence[Condition] = ()
-    data: JSON = None
+    data: JSONValue = None
     network_data: NetworkData | None = None
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class ReportedStatus:
         return self.block()
 
 
-def _refuse(validate: Callable[[JSON, str], list[FieldError]], value: JSON, name: str) -> None:
+def _refuse(validate: Callable[[JSONValue, str], list[FieldError]], value: JSONValue, name: str) -> None:
     """Raises :class:`InvalidObjectError` with every fault that ``validate`` finds."""
     try:
         faults = [f"{fault.field}: {fault.message}" for fault in validate(value, name)]

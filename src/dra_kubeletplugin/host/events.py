@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .fake.marker import is_described
-from .fake.uevents import Listener
+from .described_events import Listener
+from .described_host import is_described
 
 log = logging.getLogger(__name__)
 _POLL_INTERVAL = 0.1  # seconds between reads of a described host's events, because a file does not wake the event loop

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from ..base.files import read_text_file
 from ..base.settings import Settings
 from ..errors import DriverError, SettingsError
 from . import procfs, sysfs
-from .fake.marker import BOOT_ID, is_described
+from .described_host import BOOT_ID, is_described, write_described
 from .numa import Numa
 from .pci import ADDRESS, PciContext, PciFunction, find_function
 from .pci_names import PciNames
@@ -20,11 +21,16 @@ from .pci_names import PciNames
 _BRIDGE = 0x06
 
 
+def file_system_root() -> Path:
+    """Returns the folder where the machine's root file system is mounted: the variable HOST_ROOT, by default ``/``."""
+    return Path(os.environ.get("HOST_ROOT") or "/")
+
+
 class Host:
     """Reads a machine through its sysfs.
 
     Args:
-        sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake`).
+        sysfs: the root of sysfs, or of a described host (:mod:`dra_devkit.hosts`).
         dev: the path of the host's ``/dev`` in this process. By default, a described host uses its own ``dev`` folder.
         proc: the path of the host's ``/proc`` in this process. A described host uses its own ``proc`` folder, never this machine's.
         lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
@@ -76,7 +82,8 @@ class Host:
         """Returns the PCI functions that match all arguments, in address order.
 
         Args:
-            vendor, device: 16-bit ids, e.g. ``0x10EE``.
+            vendor: 16-bit id of the vendor, e.g. ``0x10EE``.
+            device: 16-bit id of the device.
             class_code: the 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
             driver: the name of the bound kernel driver.
 
@@ -143,7 +150,7 @@ class Host:
         """
         for path in (self.sysfs / BOOT_ID, Path("/proc/sys/kernel/random/boot_id")):
             if path.is_file():
-                return path.read_text().strip()
+                return read_text_file(path).strip()
         # Outside Linux there is neither a boot id nor a container runtime, so a constant per machine is enough.
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, os.uname().nodename))
 
@@ -167,9 +174,7 @@ class Host:
                 "container that is not privileged"
             )
         if is_described(self.sysfs):
-            from .fake import kernel  # imported here, because a real node never needs it
-
-            kernel.write(self.sysfs, path, text)
+            write_described(self.sysfs, path, text)
             return
         try:
             target.write_text(text)

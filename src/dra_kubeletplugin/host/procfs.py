@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..base.files import read_text_file
+
 
 def majors(proc: Path, *, block: bool = False) -> list[tuple[str, int]]:
     """Returns the registered names of character or block devices with their major numbers, in the kernel's order.
@@ -11,7 +13,7 @@ def majors(proc: Path, *, block: bool = False) -> list[tuple[str, int]]:
     One name can have several numbers, and one number several names.
     """
     try:
-        table = (proc / "devices").read_text(errors="replace")
+        table = read_text_file(proc / "devices", errors="replace")
     except FileNotFoundError:
         return []
     characters, _, blocks = table.partition("Block devices:")

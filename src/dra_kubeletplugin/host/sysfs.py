@@ -21,7 +21,7 @@ CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 def text(path: str) -> str | None:
     """Returns the text of an attribute without the newline; None if it is missing or empty."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         if e.errno in NOT_NOW:
             raise

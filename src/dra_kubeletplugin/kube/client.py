@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..base.threads import in_own_thread
 from ..errors import ApiError
 from ..resourceapi.conversion import GROUP
@@ -31,7 +32,6 @@ from .http1 import HttpResponse
 from .resource import Resource
 from .transport import CONNECTIONS, Transport
 
-JSON = dict[str, Any]
 T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"

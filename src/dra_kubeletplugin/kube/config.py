@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..base.files import read_text_file
 from ..errors import ApiError, SettingsError
 from .credentials import Credentials, TokenFile
 from .proxy import Proxy, proxy_of
@@ -67,7 +68,7 @@ def _in_cluster(folder: Path) -> ApiConfig:
     except (ApiError, SettingsError) as e:
         raise SettingsError(f"the pod's service account cannot be used (KUBERNETES_SERVICE_HOST {host}): {e}") from None
     try:
-        namespace = (folder / "namespace").read_text().strip()
+        namespace = read_text_file(folder / "namespace").strip()
     except (OSError, ValueError):
         namespace = ""
     return ApiConfig(server, tls, TokenFile(folder / "token"), _proxy(server), namespace)

@@ -6,7 +6,6 @@ import asyncio
 import select
 import socket
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import cast
@@ -31,9 +30,6 @@ KEEPALIVE = tuple(
     )
     if hasattr(socket, name)  # not every platform has all of them
 )
-
-# asyncio allocates this buffer for each TLS connection, and one more for each read: 256 KiB by default. A TLS record has 16 KiB.
-SSLProtocol.max_size = 64 * 1024
 
 
 class Connection(asyncio.Protocol):

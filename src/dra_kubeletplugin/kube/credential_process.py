@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.files import read_file
 from ..errors import ApiError, SettingsError, describe, printable
 
 # The child imports the package from the same folder as its parent. PYTHONPATH would also reach the exec plugin and could break it.
@@ -118,8 +119,8 @@ def _load(paths: str, context: str, folder: str) -> ProvidedCredentials:
     expiry = getattr(loader, "expiry", None)
     return ProvidedCredentials(
         header=str(configuration.api_key.get("BearerToken") or "").strip(),
-        cert=Path(configuration.cert_file).read_bytes() if configuration.cert_file else b"",
-        key=Path(configuration.key_file).read_bytes() if configuration.key_file else b"",
+        cert=read_file(configuration.cert_file) if configuration.cert_file else b"",
+        key=read_file(configuration.key_file) if configuration.key_file else b"",
         expires=expiry.timestamp() if expiry else None,
     )
 

@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+from ..base.files import read_text_file
 from ..errors import ApiError, printable
 from .tls import RECHECK
 
@@ -35,7 +36,7 @@ class TokenFile(Credentials):
     async def header(self) -> str:
         if not self._read or time.monotonic() - self._read >= RECHECK:
             try:
-                self._value = bearer(self.path.read_text(), f"the token file {self.path}")
+                self._value = bearer(read_text_file(self.path), f"the token file {self.path}")
             except (OSError, ValueError, ApiError) as e:
                 message = f"the token file {self.path} cannot be read: {printable(e)}"
                 if not self._value:

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..errors import ApiError, clip, describe, printable
 from ..resourceapi.encoded import from_json
 from .errors import api_error
 from .http1 import HttpResponse, MalformedResponseError
 
-JSON = dict[str, Any]
 _SHOWN = 300  # bytes of an unexpected response that are shown in an error
 
 

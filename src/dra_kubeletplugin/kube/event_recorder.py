@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import ApiError, clip, describe
@@ -26,7 +27,6 @@ from .errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundE
 from .resource import EVENTS
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _MAX_MESSAGE = 1024  # bytes; the server accepts no more in events.k8s.io, to which it converts these Events
 _MAX_NAME = 200
 _MAX_EVENTS = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped

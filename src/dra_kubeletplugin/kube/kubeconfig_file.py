@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from ..base.files import at_home
+from ..base.files import at_home, read_file, read_input
 from ..base.yaml import loader
 from ..errors import SettingsError, clip, describe, printable
 from .proxy import Proxy, parse_proxy
@@ -109,7 +109,7 @@ def read_content(paths: str) -> tuple[bytes, ...]:
     found = []
     for path in _split(paths):
         with contextlib.suppress(FileNotFoundError):
-            found.append(path.read_bytes())
+            found.append(read_input(path))
     return tuple(found)
 
 
@@ -194,7 +194,7 @@ class _Fields:
         if not path:
             return None
         try:
-            self.path(path).read_bytes()
+            read_file(self.path(path))
         except OSError as e:
             raise SettingsError(f"{self.named(field)} cannot be read: {describe(e)}") from None
         return self.path(path)
@@ -261,7 +261,7 @@ def _read_files(paths: str, where: str) -> list[tuple[Path, KubeconfigFile]]:
     exists = False
     for path in _split(paths):
         try:
-            text = path.read_bytes().decode()
+            text = read_input(path).decode()
             exists = True
             content = next((part.value for part in loader.parts(text)), None)
             if content is not None:

@@ -21,17 +21,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..errors import ApiError, SettingsError, describe
 from .client import KubeClient
 from .errors import ConflictError, NotFoundError
 from .resource import LEASES
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _JITTER = 1.2  # maximum jitter of a candidate, as a factor of the retry period, as in client-go
 _RELEASE = 3.0  # seconds to release the lease
 
@@ -60,7 +59,7 @@ class LeaseTimes:
         return self.duration - self.renew_deadline
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _LeaseSpec(msgspec.Struct, rename="camel"):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
@@ -105,7 +104,7 @@ class LeaderElector:
         self.lost = asyncio.Event()
         self._clock = clock
         self._lease: JSON | None = None  # as last seen
-        self._record: _Spec | None = None
+        self._record: _LeaseSpec | None = None
         self._seen_at = 0.0  # local time when the record last changed
         self._renewed_at = 0.0  # local time when the last successful renewal was sent
 
@@ -238,7 +237,7 @@ class LeaderElector:
 
     def _store(self, lease: JSON) -> None:
         """Stores the lease as last seen. Raises ``msgspec.ValidationError`` for an object that is not a Lease."""
-        spec = msgspec.convert(lease.get("spec") or {}, _Spec)
+        spec = msgspec.convert(lease.get("spec") or {}, _LeaseSpec)
         if spec != self._record:
             self._record, self._seen_at = spec, self._clock()
         self._lease, self.holder = lease, spec.holder_identity or ""
@@ -248,7 +247,7 @@ class LeaderElector:
         return self._clock() >= self._seen_at + duration
 
     def _spec(self, before: JSON | None) -> JSON:
-        old = msgspec.convert((before or {}).get("spec") or {}, _Spec)
+        old = msgspec.convert((before or {}).get("spec") or {}, _LeaseSpec)
         was_held = old.holder_identity == self.identity
         was_taken = before is not None and not was_held
         return {

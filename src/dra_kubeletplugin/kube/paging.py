@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..base.json_types import JSON
 from ..errors import ApiError, describe
 from ..resourceapi.encoded import from_json
 from .client import KubeClient
@@ -15,7 +16,6 @@ from .decoding import Page
 from .errors import GoneError
 from .resource import Resource
 
-JSON = dict[str, Any]
 T = TypeVar("T")
 PAGE = 500  # objects, as in kubectl
 _BATCH = 25  # objects that are handled at once; a server waits while the client does not read

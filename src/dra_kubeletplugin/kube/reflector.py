@@ -16,10 +16,11 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from ..base.backoff import Backoff
+from ..base.json_types import JSON
 from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
@@ -29,16 +30,15 @@ from .errors import api_error
 from .resource import Resource
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 PAGE = 500  # objects, as kubectl requests
 _BATCH = 25  # objects of a list that are yielded at once
 WATCH_SECONDS = (
     290  # the server ends a watch after this time, which must be less than the five minutes of common proxies
 )
-# A watch is started again after this number of seconds without a line. The server sends a bookmark about every minute, so an idle watch
-# continues. If the server sends no bookmarks, this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s;
-# this limit is for a peer that is connected but forwards no data.
-IDLE_TIMEOUT = 75.0
+# A watch is started again after this number of seconds without a line. The server sends a bookmark about every minute, and the first one
+# of an idle watch after up to 120 s (measured with 1.36.2), so an idle watch continues. If the server sends no bookmarks, this costs one
+# request every 180 s. TCP keepalive notices a vanished peer after 30 s; this limit is for a peer that is connected but forwards no data.
+IDLE_TIMEOUT = 180.0
 _MAX_PAUSE = 30.0
 _SPREAD = 1.0  # the maximum random pause in seconds before a reconnect, when a server ends many watches at once
 _RELIST = 3  # number of consecutive failures of any kind after which objects are listed again
@@ -114,11 +114,11 @@ class Reflector:
 
     async def events(self) -> AsyncIterator[Event]:
         """Yields events and never ends. Logs errors and retries. Changes that a list shows come before its ``SYNCED`` event."""
-        failures, broken = 0, False
+        backoff, broken = Backoff(0.1, _MAX_PAUSE, jitter=0.5), False
         while True:
             started = math.inf
             try:
-                resource = await self._find(again=broken or failures > 0)
+                resource = await self._find(again=broken or backoff.failures > 0)
                 if not self._position:
                     async with contextlib.aclosing(self._list(resource)) as found:
                         async for event in found:
@@ -132,13 +132,14 @@ class Reflector:
                     async for line in lines:
                         self._alive()
                         changed = self._take(*await self._decoded(line))
-                        failures = 0
+                        backoff.reset()
                         if changed:
                             yield changed
                 lasted = time.monotonic() - started
-                failures, broken = 0 if lasted >= _SHORT else failures + 1, lasted < self._seconds - 1
+                backoff.failures = 0 if lasted >= _SHORT else backoff.failures + 1
+                broken = lasted < self._seconds - 1
             except ApiError as e:
-                failures += 1
+                failures = backoff.failures = backoff.failures + 1
                 # A new object, because the frames of the traceback keep the objects of a list that failed.
                 self.error, self.fault_of_list = api_error(str(e), e.status, e.details), started == math.inf
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
@@ -146,15 +147,12 @@ class Reflector:
                 if not e.unreachable or failures % _RELIST == 0:
                     # Causes are, for example, a 410, and an event that cannot be decoded and would be sent again.
                     self._position = ""
-            if pause := self._pause(failures, time.monotonic() - started):
+            pause = backoff.delay()
+            if _SHORT <= time.monotonic() - started < self._seconds - 1:
+                # A server that stops ends the watches of all nodes at once. Random pauses spread the reconnects.
+                pause += random.uniform(0, _SPREAD)
+            if pause:
                 await asyncio.sleep(pause)
-
-    def _pause(self, failures: int, lasted: float) -> float:
-        """Returns the seconds until the next attempt, after a watch of ``lasted`` seconds."""
-        pause = min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
-        # A server that stops ends the watches of all nodes at once. Random pauses spread the reconnects.
-        cut = _SHORT <= lasted < self._seconds - 1
-        return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
     def _alive(self) -> None:
         self.last_message, self.error = time.monotonic(), None
@@ -224,9 +222,7 @@ class Reflector:
         self.items, self._position = found, position
         self._alive()
 
-    async def _page(
-        self, resource: Resource, cont: str
-    ) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:  # fmt: skip
+    async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
         """Returns the items, the list's resource version, and the continue token."""
         if self._copies:
             page = await self.client.list(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)

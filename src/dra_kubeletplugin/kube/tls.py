@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..base.files import read_file
 from ..errors import ApiError, printable
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
     def read(self) -> tuple[bytes | None, ...]:
         """Returns the contents of CA, certificate and key. Raises ``OSError``."""
         sources = (self.ca, self.cert, self.key)
-        return tuple(source.read_bytes() if isinstance(source, Path) else source for source in sources)
+        return tuple(read_file(source) if isinstance(source, Path) else source for source in sources)
 
 
 class Tls:

@@ -58,7 +58,9 @@ class Device:
 
     Attributes:
         request: the claim's request, with the chosen alternative if there is one (``gpu/large``).
-        driver, pool, name: identify the device, as in its ResourceSlice.
+        driver: name of the driver, as in the device's ResourceSlice.
+        pool: name of the pool, as in the ResourceSlice.
+        name: name of the device, as in the ResourceSlice.
         attributes: values by name: ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of these types.
         network: data of a network device. A driver may add it later, with a higher ``generation``.
         claim: the claim that the device was allocated for.

@@ -11,6 +11,7 @@ import os
 import time
 from pathlib import Path
 
+from ..base.files import read_file
 from ..errors import MetadataError
 from .document import Device, Document, decode, decode_whole
 from .paths import CLAIMS, CONTAINER_ROOT, SUFFIX, TEMPLATES, base_request
@@ -65,6 +66,6 @@ def _read(path: Path) -> Document:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as e:
         raise MetadataError(f"{path}: {e.strerror}") from None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ..base import forks
 from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import PROBES, Handler, HttpServer, Request, Response
-from ..base.http_server.shared_run import SharedRun
+from ..base.shared_call import SharedCall
 from ..base.telemetry.metrics import CONTENT_TYPE, Metrics
 from ..driver import Driver
 from ..driver.calls import Calls
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 STOP = 3.0  # seconds that each part of a stop may take, except the calls in flight
 Job = Callable[[], Awaitable[object]]
 Lines = Callable[[], Awaitable[Sequence[str]]]
-PAGES = frozenset({"/", "/overview.json", "/view.json", "/details.json"})
+PAGES = frozenset({"/", "/status.json"})
 
 
 def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
@@ -95,6 +95,7 @@ class Probes:
         notes: returns further lines for ``/readyz``, which do not affect readiness.
         page: handles the paths in :data:`PAGES`.
         passed: returns lines for ``/readyz?verbose``: checks that found no problem.
+        hanging: returns why only a restart of the process helps, for ``/healthz``; empty if it is alive.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Probes:
         notes: Lines,
         page: Handler | None = None,
         passed: Callable[[], Sequence[str]] = tuple,
+        hanging: Callable[[], str] = str,
     ) -> None:
         self._metrics = metrics
         self._measure = measure
@@ -112,18 +114,22 @@ class Probes:
         self._notes = notes
         self._page = page
         self._passed = passed
-        self._rendered = SharedRun(self._render)
-        self._readiness = SharedRun(self._check_readiness)
+        self._hanging = hanging
+        self._rendered = SharedCall(self._render, "metrics", pause=4)
+        self._readiness = SharedCall(self._check_readiness, "readiness", pause=4)
 
-    async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
+    async def serve(self, stack: contextlib.AsyncExitStack, address: str, *, shared: bool = False) -> str:
         """Serves until the stack is closed. Returns the URL; empty if ``address`` is empty.
+
+        Args:
+            shared: whether a second instance may use the address at the same time.
 
         Raises:
             SettingsError: the server cannot listen at ``address``.
         """
         if not address:
             return ""
-        server = HttpServer(self._handle, address, limits=PROBES)
+        server = HttpServer(self._handle, address, limits=PROBES, shared=shared)
         try:
             url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError if the host name is invalid
@@ -133,17 +139,18 @@ class Probes:
         forks.close_address(port)
         stack.callback(forks.keep_address, port)
         stop_with_timeout(stack, "closing the probes", server.close)
-        log.info("serving metrics and probes at %s", url)
+        log.info("serving metrics and probes at %s", server.shown)
         return url
 
     async def _handle(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
-                return Response(200, await self._rendered(), CONTENT_TYPE)
+                return Response(200, await self._rendered.fresh(), CONTENT_TYPE)
             case "/healthz":
-                return Response(200, b"ok\n", "text/plain")
+                why = self._hanging()
+                return Response(503 if why else 200, f"{why or 'ok'}\n".encode(errors="replace"), "text/plain")
             case "/readyz":
-                faults, notes = await self._readiness()
+                faults, notes = await self._readiness.fresh()
                 if notes and not is_from_loopback(
                     request
                 ):  # the notes contain names of claims, which must not be public
@@ -154,7 +161,8 @@ class Probes:
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
             case path if self._page is not None and path in PAGES:
                 return await self._page(request)
-        return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")
+        paths = "/, /status.json, " if self._page is not None else ""
+        return Response(404, f"{paths}/metrics, /healthz or /readyz\n".encode(), "text/plain")
 
     async def _render(self) -> bytes:
         await self._measure()

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 
+from ..base.flock import remove_unlocked
 from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
@@ -23,15 +25,8 @@ from ..devices.health_events import HealthEvents
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
-from ..devices.slices import (
-    Leadership,
-    NodeScope,
-    Publisher,
-    PublisherStatus,
-    RejectionEvents,
-    TaintTimes,
-    WriteLock,
-)
+from ..devices.slices import Leadership, NodeScope, Publisher, PublisherStatus, RejectionEvents, WriteLock
+from ..devices.slices.taint_times import TAINT_TIMES, TaintTimes, remove_temporary
 from ..driver import Driver, MetadataUpdate, Role
 from ..driver.calls import Calls
 from ..errors import NotReadyError, SettingsError, describe, printable
@@ -45,10 +40,8 @@ from .grpc import (
     Registration,
     UnixServer,
     lock_of,
-    remove_dead,
     remove_hidden,
     remove_stale,
-    remove_temporary,
     socket_paths,
 )
 from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
@@ -109,7 +102,7 @@ class Plugin:
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
             Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
-            TaintTimes(settings.plugin_dir / "taint-times.json", self.process.id),
+            TaintTimes(settings.plugin_dir / TAINT_TIMES, self.process.id),
             self.discovery.set_gates_off,
         )
         self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
@@ -120,7 +113,8 @@ class Plugin:
         self.registration = Registration(
             settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_registered
         )
-        served = [NodeService(self.claims, self.metrics).add_to]
+        self.service = NodeService(self.claims, self.metrics)
+        served = [self.service.add_to]
         if driver.reports_health:
             from .grpc.health import HealthService  # imported here, because it loads two more gRPC services
 
@@ -172,8 +166,20 @@ class Plugin:
         async with contextlib.AsyncExitStack() as stack:
             stop_with_timeout(stack, "closing connections", self.client.close)
             self._lock_process(stack)
-            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page, self.checks.passed)
-            self.http_url = await probes.serve(stack, self.settings.http_address)
+            probes = Probes(
+                self.metrics,
+                self._measure,
+                self.not_ready,
+                self.notes,
+                self._page,
+                self.checks.passed,
+                self.claims.hanging,
+            )
+            self.http_url = await probes.serve(
+                stack,
+                self.settings.http_address,
+                shared=self.settings.local_cluster,  # two instances serve it while `dra dev` upgrades the driver
+            )
             stop_with_timeout(stack, "closing the records", self.claims.close)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             await self.claims.open()
@@ -183,8 +189,9 @@ class Plugin:
                     if not await self.discovery.wait_for_first_call(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
-                            discovery_method(self.driver), self.settings.discovery_timeout,
-                        )  # fmt: skip
+                            discovery_method(self.driver),
+                            self.settings.discovery_timeout,
+                        )
                     await self._serve(stack)
                     jobs += start_tasks(tasks, self._background())
                     self.serving = True
@@ -207,8 +214,8 @@ class Plugin:
             self.process.acquire()
             for dead_socket in self.process.reap_dead():
                 remove_stale(Path(dead_socket.path), dead_socket.device or None, dead_socket.inode or None)
-                remove_dead(lock_of(Path(dead_socket.path), self.settings.plugin_dir))
-            remove_temporary(self.settings.plugin_dir, self.process.alive)
+                remove_unlocked(lock_of(Path(dead_socket.path), self.settings.plugin_dir))
+            remove_temporary(self.settings.plugin_dir / TAINT_TIMES, self.process.alive)
             for folder in (self.settings.plugin_dir, self.settings.registry_dir):
                 remove_hidden(folder, self.process.alive)
         except OSError as e:
@@ -294,6 +301,7 @@ class Plugin:
         """Returns why the plugin is not ready now; empty if it is. The reasons are:
 
         * The plugin stops, or does not serve the kubelet yet.
+        * A file operation hangs. Then this is the only reason, and the plugin is not alive either.
         * ``devices()`` or ``pools()`` failed when it was called last, or has not returned in time.
         * A socket was removed and is not there again, or the kubelet has not registered the plugin.
         * The slices are not as wanted, also during the pause after another writer's change, or their watch fails.
@@ -304,6 +312,8 @@ class Plugin:
         """
         if self.stopping:
             return ["stopping"]
+        if hanging := self.claims.hanging():
+            return [hanging]  # the other faults are its effects
         # the driver's fault first, because the others may be its effects
         out = [self.discovery.fault] if self.discovery.fault else []
         if not self.serving:
@@ -319,6 +329,10 @@ class Plugin:
 
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
+        return [*await self.other_notes(), *self.claims.failing_prepares()]
+
+    async def other_notes(self) -> list[str]:
+        """Returns :meth:`notes` without the claims that cannot be prepared."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
         out += [self.discovery.note] if self.discovery.note else []
         out += self.inventory.gate_notes()
@@ -328,13 +342,19 @@ class Plugin:
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:
-        from .status_page import render_page  # imported on demand, because the page is rarely used
+        from .status_page import PluginState, render_page  # imported on demand, because the page is rarely used
 
-        lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
-        settings = self.settings
-        return await render_page(
-            request, settings.node_name, settings.driver_name, self.inventory, self.claims.snapshot, lines
+        state = PluginState(
+            self.settings.driver_name,
+            self.settings.node_name,
+            time.time(),
+            await self.not_ready(),
+            await self.other_notes(),
+            self.claims.failing_prepares(),
+            (),
+            tuple(self.service.calls),
         )
+        return await render_page(request, state, self.inventory, self.claims.snapshot)
 
     async def _measure(self) -> None:
         await self.claims.measure()

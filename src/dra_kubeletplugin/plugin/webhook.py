@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from ..base.files import read_file
 from ..base.http_server.server import HttpServer, Limits, Request, Response
+from ..base.json_types import ReadOnlyJSON
 from ..base.settings import WebhookSettings
 from ..base.text import join_first
 from ..base.threads import in_own_thread
@@ -28,18 +30,23 @@ from ..resourceapi.encoded import config_entries, from_json
 from .lifecycle import stop_with_timeout
 
 log = logging.getLogger(__name__)
-JSON = Mapping[str, Any]
 PATH = "/validate"
 _MIB = 1024 * 1024
 _FINISH = 1.0  # seconds for reviews that arrive while the webhook stops
 LIMITS = Limits(
-    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
+    head_timeout=10,
+    body_timeout=10,
+    idle_timeout=90,
+    send_timeout=10,
+    connections=128,
+    requests=64,
+    head_bytes=16 * 1024,
     head_lines=64,
     # An API server reads objects up to 3 MiB; a review contains the new and the old object.
     body_bytes=6 * _MIB,
     buffered_bytes=16 * _MIB,
     socket_bytes=128 * 1024,
-)  # fmt: skip
+)
 _OBJECT = dict[str, msgspec.Raw]
 _TIMEOUT = 10.0  # seconds that an API server waits, if its request does not contain a timeout
 _SHARE = 0.8  # the part of the timeout that a review may take; the rest is for the network
@@ -158,7 +165,7 @@ class Webhook:
             }
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
-    def _faults(self, request: JSON) -> list[str]:
+    def _faults(self, request: ReadOnlyJSON) -> list[str]:
         """Returns the faults of an object; for an update, only the faults of entries that it adds or changes.
 
         Otherwise, an invalid object that is older than the webhook could not lose its finalizers.
@@ -239,7 +246,7 @@ class Certificate:
         )
         for flag, path, mark, kind in files:
             try:
-                found = path.read_bytes()
+                found = read_file(path)
                 if mark not in found:
                     out.append(f"{flag} {path} has no {kind} in PEM form")
                 elif b"ENCRYPTED" in found:

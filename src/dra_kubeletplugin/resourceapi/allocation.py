@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-JSON = Mapping[str, Any]
+from ..base.json_types import ReadOnlyJSON
 
 
-def node_of(claim: JSON) -> str:
+def node_of(claim: ReadOnlyJSON) -> str:
     """Returns the only node where the allocation of a ResourceClaim (v1) can be used.
 
     Returns "" if several nodes are possible or the claim is not allocated.
@@ -26,7 +25,7 @@ def node_of(claim: JSON) -> str:
     return str(names[0]) if len(terms) == len(names) == 1 else ""
 
 
-def results_of(claim: JSON) -> list[dict[str, Any]]:
+def results_of(claim: ReadOnlyJSON) -> list[dict[str, Any]]:
     """Returns the devices of a claim; empty without an allocation."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return list((allocation.get("devices") or {}).get("results") or [])

@@ -1,15 +1,31 @@
-"""Amounts: capacities of devices, the policies for requesting them, and the node resources that a device uses."""
+"""Amounts: capacities of devices, the policies for requesting them, and the node resources that a device uses.
+
+The constructors accept any value, because drivers read amounts from hardware. The ``json`` methods raise ``ValueError`` or ``TypeError``
+for an invalid amount, so that it is a fault of the one device that has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InvalidObjectError
+from ..errors import shown
 from .immutable import Immutable
 from .quantity import Quantity
 
 Amount = str | int | Quantity
+
+
+def _quantity(value: Any) -> Any:
+    """Returns an amount as a quantity, and an invalid amount unchanged."""
+    try:
+        return Quantity(value)
+    except (TypeError, ValueError, ArithmeticError):
+        return value
+
+
+def _optional(value: Any) -> Any:
+    return None if value is None else _quantity(value)
 
 
 class RequestPolicy(Immutable):
@@ -20,13 +36,13 @@ class RequestPolicy(Immutable):
 
     Args:
         default: the amount for a claim that does not request this capacity; must itself be allowed.
-        min, max: bounds of a range. Without ``max`` the range ends at the capacity.
+        min: lower bound of a range.
+        max: upper bound of a range; without it the range ends at the capacity.
         step: allowed amounts are ``min`` plus a multiple of ``step``. Before 1.37, Kubernetes rounds both up to whole
             numbers.
         valid_values: the allowed amounts, at most 10, in ascending order; instead of a range.
 
-    Raises :class:`InvalidObjectError` if the arguments contradict each other. A value above the capacity is reported when
-    the device is validated.
+    Arguments that contradict each other, and invalid amounts, are faults of the device.
     """
 
     __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 - the order of the arguments of _set
@@ -46,15 +62,9 @@ class RequestPolicy(Immutable):
         step: Amount | None = None,
         valid_values: Sequence[Amount] = (),
     ) -> None:
-        bounds = (None if value is None else Quantity(value) for value in (min, max, step))
-        self._set(Quantity(default), *bounds, tuple(map(Quantity, valid_values)))
-        ranged = (self.min, self.max, self.step) != (None, None, None)
-        if ranged and self.valid_values:
-            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: use one of them")
-        if ranged and self.min is None:
-            raise InvalidObjectError("a RequestPolicy with max or step needs min, from which steps are counted")
-        if self.step is not None and self.step <= Quantity(0):
-            raise InvalidObjectError(f"a RequestPolicy's step must be greater than zero, not {self.step}")
+        listed = isinstance(valid_values, Sequence) and not isinstance(valid_values, str)
+        values = tuple(map(_quantity, valid_values)) if listed else valid_values
+        self._set(_quantity(default), *map(_optional, (min, max, step)), values)
 
     @classmethod
     def from_json(cls, value: object) -> RequestPolicy:
@@ -64,21 +74,28 @@ class RequestPolicy(Immutable):
         options = [] if policy.get("validValues") is None else policy["validValues"]
         if not isinstance(options, Sequence) or isinstance(options, str):
             raise ValueError("Expected `array` as validValues")
-        try:
-            return cls(
-                default=_read_quantity(policy["default"]),
-                **{k: _read_quantity(v) for k, v in span.items() if v is not None},
-                valid_values=[_read_quantity(v) for v in options],
-            )
-        except InvalidObjectError as e:
-            raise ValueError(str(e)) from None
+        made = cls(
+            default=_read_quantity(policy["default"]),
+            **{k: _read_quantity(v) for k, v in span.items() if v is not None},
+            valid_values=[_read_quantity(v) for v in options],
+        )
+        made.json()  # raises if the values contradict each other
+        return made
 
     def json(self) -> dict[str, Any]:
         """Returns the policy in the form of resource.k8s.io/v1."""
-        out: dict[str, Any] = {"default": str(self.default)}
+        if not isinstance(self.valid_values, tuple):
+            raise TypeError(f"a RequestPolicy's valid_values is {shown(self.valid_values)}: use a list of amounts")
+        span = _quantity_texts(min=self.min, max=self.max, step=self.step)
+        if span and self.valid_values:
+            raise ValueError("a RequestPolicy has a range (min, max, step) or valid_values: use one of them")
+        if span and self.min is None:
+            raise ValueError("a RequestPolicy with max or step needs min, from which steps are counted")
+        if self.step is not None and self.step <= Quantity(0):
+            raise ValueError(f"a RequestPolicy's step must be greater than zero, not {self.step}")
+        out: dict[str, Any] = {"default": Quantity(self.default).text}
         if self.valid_values:
-            out["validValues"] = [str(v) for v in self.valid_values]
-        span = {k: str(v) for k, v in (("min", self.min), ("max", self.max), ("step", self.step)) if v is not None}
+            out["validValues"] = [Quantity(v).text for v in self.valid_values]
         return out | ({"validRange": span} if span else {})
 
 
@@ -90,8 +107,6 @@ class Capacity(Immutable):
         policy: the amounts that claims may request; only for devices with ``allow_multiple_allocations``. Without a
             policy a claim may request any amount. A claim without a request then gets the full capacity, so no other
             claim can share the device.
-
-    Raises :class:`QuantityError` for text that is not a quantity.
     """
 
     __slots__ = ("value", "policy")  # noqa: RUF023 - the order of the arguments of _set
@@ -100,7 +115,7 @@ class Capacity(Immutable):
     policy: RequestPolicy | None
 
     def __init__(self, value: Amount, policy: RequestPolicy | None = None) -> None:
-        self._set(Quantity(value), policy)
+        self._set(_quantity(value), policy)
 
     @classmethod
     def from_json(cls, value: object) -> Capacity:
@@ -116,7 +131,9 @@ class Capacity(Immutable):
 
     def json(self) -> dict[str, Any]:
         """Returns the capacity in the form of resource.k8s.io/v1."""
-        return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
+        if not isinstance(self.policy, RequestPolicy | None):
+            raise TypeError(f"its policy is {shown(self.policy)}: use a RequestPolicy")
+        return {"value": Quantity(self.value).text} | ({"requestPolicy": self.policy.json()} if self.policy else {})
 
 
 def _fields(value: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
@@ -146,7 +163,7 @@ class NodeResource(Immutable):
         per_pod: an additional amount for a pod that uses the device.
         per_container: an additional amount for each container of such a pod.
 
-    Raises :class:`InvalidObjectError` if the arguments contradict each other, or if no amount is set.
+    Arguments that contradict each other, and invalid amounts, are faults of the device.
     """
 
     __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 - the order of _set
@@ -166,26 +183,22 @@ class NodeResource(Immutable):
         per_pod: Amount | None = None,
         per_container: Amount | None = None,
     ) -> None:
-        device, unit, pod, container = (
-            None if v is None else Quantity(v) for v in (per_device, per_unit, per_pod, per_container)
-        )
+        device, unit, pod, container = map(_optional, (per_device, per_unit, per_pod, per_container))
         self._set(device, capacity, unit, pod, container)
-        if bool(capacity) != (unit is not None):
-            raise InvalidObjectError("a NodeResource's capacity and per_unit must be used together")
-        if device is not None and capacity:
-            raise InvalidObjectError("a NodeResource has per_device or capacity, not both")
-        if not self.json():
-            raise InvalidObjectError(
-                "a NodeResource needs per_device, capacity with per_unit, per_pod or per_container"
-            )
 
     def json(self) -> dict[str, Any]:
         """Returns the value in the form of resource.k8s.io/v1 of Kubernetes 1.37."""
+        if bool(self.capacity) != (self.per_unit is not None):
+            raise ValueError("a NodeResource's capacity and per_unit must be used together")
+        if self.per_device is not None and self.capacity:
+            raise ValueError("a NodeResource has per_device or capacity, not both")
         mapping = {"capacityKey": self.capacity} if self.capacity else {}
         mapping |= _quantity_texts(capacityMultiplier=self.per_unit, deviceMultiplier=self.per_device)
         overhead = _quantity_texts(perPod=self.per_pod, perContainer=self.per_container)
+        if not mapping and not overhead:
+            raise ValueError("a NodeResource needs per_device, capacity with per_unit, per_pod or per_container")
         return ({"mapping": mapping} if mapping else {}) | ({"overhead": overhead} if overhead else {})
 
 
 def _quantity_texts(**amounts: Quantity | None) -> dict[str, str]:
-    return {name: str(q) for name, q in amounts.items() if q is not None}
+    return {name: Quantity(q).text for name, q in amounts.items() if q is not None}

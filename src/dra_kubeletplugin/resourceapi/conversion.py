@@ -15,8 +15,15 @@ import msgspec
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # preferred first
 _EXACTLY = (
-    "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
-)  # fmt: skip
+    "deviceClassName",
+    "selectors",
+    "allocationMode",
+    "count",
+    "adminAccess",
+    "tolerations",
+    "capacity",
+    "derivedAttributes",
+)
 
 
 def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:

@@ -5,19 +5,18 @@ Values are not validated, because a newer server may have accepted newer values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ..base.json_types import ReadOnlyJSON
 from .amounts import Capacity, NodeResource
 from .nodes import Nodes
 from .pools import Pool
 from .quantity import Quantity
 from .types import CounterSet, Device, Taint, attribute_value
 
-JSON = Mapping[str, Any]
 
-
-def read_device(raw: JSON) -> Device:
+def read_device(raw: ReadOnlyJSON) -> Device:
     """Reads a device in the form of resource.k8s.io/v1, without its nodes, the times of its taints, and ``data``.
 
     Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is malformed.
@@ -57,7 +56,7 @@ def read_device(raw: JSON) -> Device:
     return device
 
 
-def read_pool(specs: Sequence[JSON]) -> Pool:
+def read_pool(specs: Sequence[ReadOnlyJSON]) -> Pool:
     """Reads the pool whose slices have these ``specs``, all of one generation.
 
     If every device has its own nodes, the pool's original nodes are unknown; the pool then has all nodes.
@@ -79,17 +78,17 @@ def read_pool(specs: Sequence[JSON]) -> Pool:
     )
 
 
-def _with_nodes(device: Device, raw: JSON) -> Device:
+def _with_nodes(device: Device, raw: ReadOnlyJSON) -> Device:
     object.__setattr__(device, "nodes", Nodes.read(raw))
     return device
 
 
-def read_counters(raw: JSON) -> dict[str, str]:
+def read_counters(raw: ReadOnlyJSON) -> dict[str, str]:
     """Returns the amount of each counter as text, by the counter's name. Raises the same exceptions as :func:`read_device`."""
     return {str(name): _amount(counter["value"]) for name, counter in raw.items()}
 
 
-def _node_resource(raw: JSON) -> NodeResource:
+def _node_resource(raw: ReadOnlyJSON) -> NodeResource:
     mapping, overhead = raw.get("mapping") or {}, raw.get("overhead") or {}
     return NodeResource(
         per_device=mapping.get("deviceMultiplier"),
@@ -100,7 +99,7 @@ def _node_resource(raw: JSON) -> NodeResource:
     )
 
 
-def _capacity(raw: JSON) -> Capacity:
+def _capacity(raw: ReadOnlyJSON) -> Capacity:
     try:
         return Capacity.from_json(raw)
     except ValueError:

@@ -8,14 +8,13 @@ published. A shareable device without its policy is a device for one claim, so i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from ..base.json_types import ReadOnlyJSON
 from .nodes import NODE_FIELDS
 
-JSON = Mapping[str, Any]
 _LISTS = ("ints", "bools", "strings", "versions")
 _BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
@@ -54,50 +53,50 @@ class _Row:
 
     gate: Gate
     paths: str  # of the dropped fields, as a regular expression
-    uses: Callable[[JSON], bool]
-    without: Callable[[JSON], JSON | str]
+    uses: Callable[[ReadOnlyJSON], bool]
+    without: Callable[[ReadOnlyJSON], ReadOnlyJSON | str]
 
 
-def _drop(device: JSON, *fields: str) -> JSON:
+def _drop(device: ReadOnlyJSON, *fields: str) -> ReadOnlyJSON:
     return {k: v for k, v in device.items() if k not in fields}
 
 
-def _without_taints(device: JSON) -> JSON | str:
+def _without_taints(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
     blocking = [t["key"] for t in device["taints"] if t.get("effect") in _BLOCKING_EFFECTS]
     if blocking:
         return f"its taint {blocking[0]} would have no effect"
     return _drop(device, "taints")
 
 
-def _uses_sharing(device: JSON) -> bool:
+def _uses_sharing(device: ReadOnlyJSON) -> bool:
     return "allowMultipleAllocations" in device or any(
         "requestPolicy" in c for c in (device.get("capacity") or {}).values()
     )
 
 
-def _without_sharing(device: JSON) -> JSON:
+def _without_sharing(device: ReadOnlyJSON) -> ReadOnlyJSON:
     out = _drop(device, "allowMultipleAllocations", "capacity")
     if capacity := device.get("capacity"):
         out = {**out, "capacity": {k: _drop(v, "requestPolicy") for k, v in capacity.items()}}
     return out
 
 
-def _without_lists(device: JSON) -> JSON:
+def _without_lists(device: ReadOnlyJSON) -> ReadOnlyJSON:
     return {**device, "attributes": {k: v for k, v in device["attributes"].items() if not any(x in v for x in _LISTS)}}
 
 
-def _incompatible(device: JSON) -> JSON | str:
+def _incompatible(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
     return "it would be allocated together with incompatible devices of the same hardware"
 
 
-def _has_groups(device: JSON) -> bool:
+def _has_groups(device: ReadOnlyJSON) -> bool:
     return any(c.get("compatibilityGroups") for c in device.get("consumesCounters") or ())
 
 
 _NODE_RESOURCES = ("nodeAllocatableResources", "nodeAllocatableResourceMappings")
 
 
-def _without_node_resources(device: JSON) -> JSON | str:
+def _without_node_resources(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
     mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
     if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
         return (
@@ -107,7 +106,7 @@ def _without_node_resources(device: JSON) -> JSON | str:
     return _drop(device, *_NODE_RESOURCES)
 
 
-def _without_binding(device: JSON) -> JSON | str:
+def _without_binding(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
     if device.get("bindingConditions"):
         return "pods would start before its binding conditions are true"
     return _drop(device, "bindsToNode")
@@ -165,7 +164,7 @@ _NONE: frozenset[Gate] = frozenset()
 _ONLY_LISTS = frozenset({Gate.LISTS})
 
 
-def gates_of(device: JSON) -> frozenset[Gate]:
+def gates_of(device: ReadOnlyJSON) -> frozenset[Gate]:
     """Returns the gates that a device, in its JSON form, depends on."""
     # The fast path: nearly all devices have only these fields, and then only list attributes depend on a gate.
     if _PLAIN.issuperset(device) and "capacity" not in device:
@@ -184,12 +183,12 @@ def gate_of(path: str) -> Gate | None:
     return next((row.gate for row in _TABLE if re.fullmatch(row.paths, path)), None)
 
 
-def gates_of_options(options: JSON) -> frozenset[Gate]:
+def gates_of_options(options: ReadOnlyJSON) -> frozenset[Gate]:
     """Returns the gates that a pool's options for all its devices depend on."""
     return frozenset(_OPTIONS[name] for name in options)
 
 
-def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool) -> JSON | str:
+def options_without(options: ReadOnlyJSON, off: Collection[Gate], *, of_this_node: bool) -> ReadOnlyJSON | str:
     """Returns a pool's options as they are published while the gates ``off`` are off, or why the pool must not be
     published.
 
@@ -202,7 +201,7 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
     return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 
-def removed_fields(device: JSON, published: JSON) -> list[str]:
+def removed_fields(device: ReadOnlyJSON, published: ReadOnlyJSON) -> list[str]:
     """Returns the fields and attributes of a device that :func:`without` removed."""
     removed = [
         f"attributes[{n}]" for n in device.get("attributes") or {} if n not in (published.get("attributes") or {})
@@ -210,7 +209,7 @@ def removed_fields(device: JSON, published: JSON) -> list[str]:
     return removed + [f for f in device if f not in published and f != "attributes"]
 
 
-def without(device: JSON, off: Collection[Gate]) -> JSON | str:
+def without(device: ReadOnlyJSON, off: Collection[Gate]) -> ReadOnlyJSON | str:
     """Returns a device as it is published while the gates ``off`` are off, or why it must not be published."""
     for row in _TABLE:
         if row.gate in off and row.uses(device):

@@ -1,5 +1,5 @@
 """The table of Kubernetes releases: feature gates with their stage, versions of resource.k8s.io, and the behavior of the
-kubelet.
+allocator and the kubelet.
 
 Every component that imitates a release reads it. Source: release notes, feature gate tables, the KEPs that rows name,
 and kubernetes/kubernetes#140212, #140274, #140527 for the kubelet's bug fixes in 1.37.
@@ -90,12 +90,65 @@ _VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.1", "1.36": "v1.36.2", "1.37": "v
 _STABLE_VERSION = "v1"
 API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, preferred first
 _POD_GROUPS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
+POD_GROUP_VERSIONS = ("v1beta1", "v1alpha2")  # of scheduling.k8s.io, preferred first
 _TAINT_RULES: Mapping[str, tuple[str, ...]] = {
     "1.34": ("v1alpha3",),
     "1.35": ("v1alpha3",),
     "1.36": ("v1beta2", "v1alpha3"),
     "1.37": ("v1", "v1beta2", "v1alpha3"),
 }
+
+
+@dataclass(frozen=True)
+class AllocatorBehavior:
+    """The behavior of a release's allocator that a claim can observe. Each attribute names its pull request.
+
+    Attributes:
+        compares_all_devices: ``distinctAttribute`` compares a device with all chosen devices. If false, it compares with
+            the latest device of each request (kubernetes#140600).
+        all_needs_exhausted: allocation mode ``All`` fails if a shared device has too little capacity left. If false, it
+            skips the device (#140769).
+        keeps_shares: a device that still has shares is not allocated as a whole after its slice made it unshareable
+            (#140798).
+        knows_empty_shares: a further share of a device consumes no counters also if the shares in use consumed no
+            capacity (#140437).
+        counts_shares: devices that are in use as shares consume their counters (#139040).
+        shortens_config: configuration that applies to all requests has no list of requests in the result (#139731,
+            #139814).
+    """
+
+    compares_all_devices: bool
+    all_needs_exhausted: bool
+    keeps_shares: bool
+    knows_empty_shares: bool
+    counts_shares: bool
+    shortens_config: bool
+
+
+_ALLOCATOR_SINCE = {
+    "compares_all_devices": "1.37",
+    "all_needs_exhausted": "1.37",
+    "keeps_shares": "1.37",
+    "knows_empty_shares": "1.37",
+    "counts_shares": "1.36",
+    "shortens_config": "1.37",
+}
+
+
+def allocator_behavior(release: str) -> AllocatorBehavior:
+    """Returns the behavior of a release's allocator. An unknown release behaves as the nearest one that is known."""
+    known = nearest(release)
+    return AllocatorBehavior(
+        **{rule: RELEASES.index(known) >= RELEASES.index(since) for rule, since in _ALLOCATOR_SINCE.items()}
+    )
+
+
+def nearest(version: str) -> str:
+    """Returns the known release that is nearest to a version such as ``v1.36.2``; the default if it is no version."""
+    found = re.match(r"v?1\.(\d+)", version)
+    if not found:
+        return DEFAULT
+    return min(RELEASES, key=lambda r: abs(int(r.partition(".")[2]) - int(found[1])))
 
 
 @dataclass(frozen=True)
@@ -136,6 +189,9 @@ class Features:
         release: str = "",
         gates: Mapping[str, bool] | None = None,
         runtime_config: Mapping[str, bool] | None = None,
+        *,
+        environment: bool = True,
+        implemented: bool = True,
     ) -> Features:
         """Returns a release with changed gates.
 
@@ -144,18 +200,20 @@ class Features:
             gates: whether a gate is on, by name, as in Kubernetes' ``--feature-gates``. They override
                 ``DRA_FEATURE_GATES``.
             runtime_config: whether a version of resource.k8s.io, or ``api/all``, is served, as in the API server's
-                ``--runtime-config``.
+                ``--runtime-config``. A version of scheduling.k8s.io may only be on, and has no effect: the gate decides.
+            environment: whether the environment variables with the default release and its gates are used.
+            implemented: whether a gate that the local cluster does not implement is an error. Validation needs no implementation.
 
         Raises :class:`SettingsError` with all errors.
         """
-        release = release or os.environ.get(VARIABLE, "") or DEFAULT
+        release = release or (environment and os.environ.get(VARIABLE, "")) or DEFAULT
         if release not in RELEASES:
             raise SettingsError(f"Kubernetes {release!r} is not supported: use one of {', '.join(RELEASES)}")
-        gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
+        gates = parse_gates(os.environ.get(GATES_VARIABLE, "") if environment else "") | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}
         for name, wanted in gates.items():
-            if fault := _gate_fault(name, release, wanted=wanted):
+            if fault := _gate_fault(name, release, wanted=wanted, implemented=implemented):
                 faults.append(fault)
             (on.add if wanted else on.discard)(name)
         for name in [n for n, wanted in gates.items() if wanted]:
@@ -217,6 +275,10 @@ class Features:
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
 
     @property
+    def allocator(self) -> AllocatorBehavior:
+        return allocator_behavior(self.release)
+
+    @property
     def kubelet(self) -> KubeletBehavior:
         fixed = self.is_at_least("1.37")
         known = (("v1.DRAResourceHealth",) if fixed else ()) + ("v1alpha1.DRAResourceHealth",)
@@ -260,7 +322,16 @@ def _switches(text: str, what: str, example: str, *, bare: bool = False) -> dict
     return out
 
 
-def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
+def gate_phrase(gate: str, release: str) -> str:
+    """Returns the name of a gate with its default in a release, or with the release that added it."""
+    found = stage(gate, release)
+    if found is Stage.ABSENT:
+        added = next((r for r in RELEASES if stage(gate, r) is not Stage.ABSENT), "")
+        return f"{gate}, which Kubernetes {added} adds"
+    return f"{gate}, which is {'on' if found.on else 'off'} by default in {release}"
+
+
+def _gate_fault(name: str, release: str, *, wanted: bool, implemented: bool) -> str:
     if name not in _ROWS:
         import difflib  # imported here because a plugin, which also loads this module, never needs it
 
@@ -272,7 +343,7 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
         return f"Kubernetes {release} has no feature gate {name}: it was added in {since}" if wanted else ""
     if found is Stage.STABLE and not wanted:
         return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
-    if wanted and (why := NOT_IMPLEMENTED.get(name) or _DIFFERENT_IN_RELEASE.get((name, release))):
+    if wanted and implemented and (why := NOT_IMPLEMENTED.get(name) or _DIFFERENT_IN_RELEASE.get((name, release))):
         return f"feature gate {name} cannot be switched on in the local cluster: {why}"
     return ""
 
@@ -288,11 +359,14 @@ def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
     """
     served = {_STABLE_VERSION}
     for name, on in wanted.items():
+        if on and name in {f"scheduling.k8s.io/{v}" for v in POD_GROUP_VERSIONS}:
+            continue  # a real server needs it for PodGroups; here the gate is enough
         match = re.fullmatch(r"resource\.k8s\.io/(\w+)", name)
         versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
         if not versions or not set(API_VERSIONS).issuperset(versions):
             allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
-            faults.append(f"runtime config {name!r} is not supported: use api/all or {allowed}")
+            groups = " or ".join(f"scheduling.k8s.io/{v}=true" for v in POD_GROUP_VERSIONS)
+            faults.append(f"runtime config {name!r} is not supported: use api/all, {allowed}, {groups}")
         for version in versions:
             (served.add if on else served.discard)(version)
     return frozenset(served)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-JSON = Mapping[str, Any]
+from ..base.json_types import ReadOnlyJSON
 
 
-def selected(labels: Mapping[str, str], selector: JSON | None) -> bool:
+def selected(labels: Mapping[str, str], selector: ReadOnlyJSON | None) -> bool:
     """Returns whether a selector matches labels.
 
     No selector (None) matches nothing, an empty selector matches everything.
@@ -20,7 +19,9 @@ def selected(labels: Mapping[str, str], selector: JSON | None) -> bool:
     return all(holds(labels, e) for e in selector.get("matchExpressions") or [])
 
 
-def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], other: list[str]) -> JSON | None:
+def with_keys(
+    selector: ReadOnlyJSON | None, own: Mapping[str, str], same: list[str], other: list[str]
+) -> ReadOnlyJSON | None:
     """Returns a selector extended by a pod's ``matchLabelKeys`` and ``mismatchLabelKeys``.
 
     Args:
@@ -35,7 +36,7 @@ def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], ot
     return {**selector, "matchExpressions": [*(selector.get("matchExpressions") or []), *more]}
 
 
-def holds(labels: Mapping[str, str], expression: JSON) -> bool:
+def holds(labels: Mapping[str, str], expression: ReadOnlyJSON) -> bool:
     """Evaluates one expression of a label or node selector.
 
     An unknown operator, which the API server rejects, matches nothing.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ..base.json_types import ReadOnlyJSON
 from .label_selectors import holds
 
-JSON = Mapping[str, Any]
 
-
-def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSON | None) -> bool:
+def matches(node: ReadOnlyJSON, name: str | None, everywhere: bool | None, selector: ReadOnlyJSON | None) -> bool:
     """Returns whether a slice or device with these three fields is for ``node``.
 
     Args:
@@ -25,16 +21,16 @@ def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSO
     return selector is not None and selector_matches(node, selector)
 
 
-def needs_labels(selector: JSON | None) -> bool:
+def needs_labels(selector: ReadOnlyJSON | None) -> bool:
     """Returns whether :func:`matches` needs a node's labels, and not only its name."""
     return any(term.get("matchExpressions") for term in (selector or {}).get("nodeSelectorTerms") or [])
 
 
-def selector_matches(node: JSON, selector: JSON) -> bool:
+def selector_matches(node: ReadOnlyJSON, selector: ReadOnlyJSON) -> bool:
     return any(_term(node, term) for term in selector.get("nodeSelectorTerms") or [])
 
 
-def _term(node: JSON, term: JSON) -> bool:
+def _term(node: ReadOnlyJSON, term: ReadOnlyJSON) -> bool:
     expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     if not expressions and not fields:
         return False  # an empty term selects nothing

@@ -6,15 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
+from ..base.json_types import ReadOnlyJSON
 from ..errors import InvalidObjectError, describe, printable
 from .validation import names as rules
 from .validation.common import node_selector
 
-JSON = Mapping[str, Any]
 NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 """The fields of a slice or of a device that select its nodes."""
 _HOSTNAME = "kubernetes.io/hostname"
@@ -60,6 +59,7 @@ class Nodes:
     where: Where
     node: str = ""  # the only node, if it is selected by name
     selector_json: str = ""  # a NodeSelector
+    fault: str = ""  # why the arguments of the class method are invalid; the pool or the device is then not published
 
     @classmethod
     def this(cls) -> Nodes:
@@ -78,14 +78,12 @@ class Nodes:
         A single node is selected by ``metadata.name``. Kubernetes can select several nodes only by label. They are
         selected by ``kubernetes.io/hostname``, which equals the node's name unless the kubelet or the cloud provider
         sets another value.
-
-        Raises :class:`InvalidObjectError` without a name, or for an invalid name.
         """
         if not names:
-            raise InvalidObjectError("Nodes.named() needs at least one name of a node")
+            return cls(Where.SELECTED, fault="Nodes.named() needs at least one name of a node")
         for name in names:
             if not isinstance(name, str) or rules.subdomain(name):
-                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is not a valid node name")
+                return cls(Where.SELECTED, fault=f"Nodes.named(): {printable(name)!r} is not a valid node name")
         if len(names) > 1:
             return cls.matching({_HOSTNAME: names})
         fields = [{"key": "metadata.name", "operator": "In", "values": list(names)}]
@@ -93,25 +91,20 @@ class Nodes:
 
     @classmethod
     def matching(cls, labels: Mapping[str, str | Sequence[str]]) -> Nodes:
-        """Nodes that have all ``labels``, each with one of its values.
-
-        Raises :class:`InvalidObjectError` if the API server would reject them.
-        """
+        """Nodes that have all ``labels``, each with one of its values."""
         try:
             values = {k: [v] if isinstance(v, str) else list(v) for k, v in labels.items()}
         except Exception as e:  # the argument comes from the driver and may have any type
-            raise InvalidObjectError(f"Nodes.matching(): labels must map names to values: {describe(e)}") from None
+            return cls(Where.SELECTED, fault=f"Nodes.matching(): labels must map names to values: {describe(e)}")
         if not values:
-            raise InvalidObjectError("Nodes.matching() needs at least one label: without labels it would match no node")
+            fault = "Nodes.matching() needs at least one label: without labels it would match no node"
+            return cls(Where.SELECTED, fault=fault)
         expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
         return cls._selected({"nodeSelectorTerms": [{"matchExpressions": expressions}]}, "matching")
 
     @classmethod
-    def selector(cls, selector: JSON) -> Nodes:
-        """A ``NodeSelector`` of core/v1 as JSON, with exactly one term (KEP-4381), which must not be empty.
-
-        Raises :class:`InvalidObjectError` if the API server would reject it, or for unknown fields.
-        """
+    def selector(cls, selector: ReadOnlyJSON) -> Nodes:
+        """A ``NodeSelector`` of core/v1 as JSON, with exactly one term (KEP-4381), which must not be empty."""
         return cls._selected(selector, "selector")
 
     @classmethod
@@ -122,19 +115,18 @@ class Nodes:
             faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
             text = _text(selector)
         except Exception as e:  # the argument comes from the driver and may contain any type
-            raise InvalidObjectError(
-                f"Nodes.{method}(): {wrong}: {printable(describe(e))}. A valid argument is {example}"
-            ) from None
+            fault = f"Nodes.{method}(): {wrong}: {printable(describe(e))}. A valid argument is {example}"
+            return cls(Where.SELECTED, fault=fault)
         if not faults and not selector["nodeSelectorTerms"][0]:
             faults = (
                 f"nodeSelector.nodeSelectorTerms[0] is empty and would match no node; write {example}, or Nodes.all()"
             )
         if faults:
-            raise InvalidObjectError(f"Nodes.{method}(): {printable(faults)}")
+            return cls(Where.SELECTED, fault=f"Nodes.{method}(): {printable(faults)}")
         return cls(Where.SELECTED, selector_json=text)
 
     @classmethod
-    def read(cls, raw: JSON) -> Nodes | None:
+    def read(cls, raw: ReadOnlyJSON) -> Nodes | None:
         """Reads the nodes of a slice's spec or of a device that a server has accepted; None if no nodes are set."""
         if raw.get("nodeName"):
             return cls.named(raw["nodeName"])
@@ -146,8 +138,10 @@ class Nodes:
             return cls(Where.SELECTED, selector_json=text)
         return cls.all() if raw.get("allNodes") else None
 
-    def of_slice(self, this: str) -> JSON:
-        """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node."""
+    def of_slice(self, this: str) -> ReadOnlyJSON:
+        """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node. Raises :class:`InvalidObjectError`."""
+        if self.fault:
+            raise InvalidObjectError(self.fault)
         match self.where:
             case Where.THIS:
                 return {"nodeName": this}
@@ -156,12 +150,12 @@ class Nodes:
             case Where.SELECTED:
                 return {"nodeSelector": json.loads(self.selector_json)}
 
-    def of_device(self) -> JSON:
+    def of_device(self) -> ReadOnlyJSON:
         """Returns the fields of a device in a slice with ``perDeviceNodeSelection``."""
         if self.node:
             return {"nodeName": self.node}
         return {} if self.where is Where.THIS else self.of_slice("")
 
 
-def _text(selector: JSON) -> str:
+def _text(selector: ReadOnlyJSON) -> str:
     return json.dumps(selector, sort_keys=True)

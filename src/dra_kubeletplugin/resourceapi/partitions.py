@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ..errors import InvalidObjectError
 from .amounts import Amount
 from .quantity import Quantity, QuantityError
-from .types import Attribute, CounterSet, Device, counter_set_faults
+from .types import Attribute, CounterSet, Device
 from .validation import names
 
 
@@ -110,7 +110,7 @@ def partitions(
     """
     amounts = {resource: _amount(value, f"{parent}: {resource}") for resource, value in has.items()}
     shared = CounterSet(counter_set or parent, _counters(amounts, _slot_names(slot, range(slots))))
-    if faults := counter_set_faults(shared.json()):
+    if faults := shared.faults():
         raise InvalidObjectError(f"counter set {shared.name!r}: {'; '.join(faults)}")
     devices: dict[str, Device] = {}
     for part in [*_placed(parent, profiles, slots), *([Partition(parent, None, range(slots))] if whole else [])]:

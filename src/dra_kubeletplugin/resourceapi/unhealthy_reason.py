@@ -5,17 +5,14 @@ Every reader of slices sees the reason, also for free devices and while no plugi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ..base.json_types import ReadOnlyJSON
 from ..errors import clip
 from .validation.slices import MAX_ATTRIBUTE_VALUES, MAX_ATTRIBUTES_AND_CAPACITIES, MAX_VALUE_BYTES
 
 ATTRIBUTE = "dra-kubeletplugin.dev/unhealthy"
-JSON = Mapping[str, Any]
 
 
-def with_reason(device: JSON, reason: str) -> JSON:
+def with_reason(device: ReadOnlyJSON, reason: str) -> ReadOnlyJSON:
     """Returns the device with the reason, or unchanged if it has no room for another attribute."""
     attributes = {n: v for n, v in (device.get("attributes") or {}).items() if n != ATTRIBUTE}
     values = sum(len(v) if isinstance(v, list) else 1 for kinds in attributes.values() for v in kinds.values())
@@ -25,6 +22,6 @@ def with_reason(device: JSON, reason: str) -> JSON:
     return {**device, "attributes": {**attributes, ATTRIBUTE: {"string": clip(reason, MAX_VALUE_BYTES)}}}
 
 
-def reason_of(device: JSON) -> str:
+def reason_of(device: ReadOnlyJSON) -> str:
     """Returns the reason that a plugin published with an unhealthy device; empty for other devices."""
     return clip(((device.get("attributes") or {}).get(ATTRIBUTE) or {}).get("string") or "")

@@ -16,6 +16,10 @@ PATTERN = (
 _VERSION = re.compile(PATTERN, re.ASCII)
 _MAX = 2**64 - 1
 _MAX_DIGITS = len(str(_MAX))
+_NUMBERS = re.compile(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", re.ASCII)
+_WORD = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
+_MAX_COERCED = 64  # the maximum length of an attribute
+_Precedence = tuple[int | bool | tuple[tuple[int, int, str], ...], ...]
 
 
 class VersionError(ValueError):
@@ -26,41 +30,68 @@ class VersionError(ValueError):
 class Version(Immutable):
     """A semantic version, such as ``Version("1.2.3-rc.1+build")``. Compared by precedence, which ignores builds.
 
-    Raises :class:`VersionError` for other text, including ``v1.2.3``, ``1.2`` and ``535.104.05``.
+    Any text can be given, because drivers read versions from hardware. A text that is no semantic version, such as ``v1.2.3``, ``1.2`` or
+    ``535.104.05``, is a fault of the device that has it as an attribute: this device is not published. :meth:`coerce` corrects such texts.
+
+    The numbers, ``<`` and ``>`` raise :class:`VersionError` for such a text.
     """
 
-    __slots__ = ("major", "minor", "patch", "pre", "build", "_key")  # noqa: RUF023 - the order of the arguments of _set
+    __slots__ = ("text",)
+    text: str
 
-    _key: tuple[int | bool | tuple[tuple[int, int, str], ...], ...]
-    major: int
-    minor: int
-    patch: int
-    pre: tuple[int | str, ...]
-    build: str
+    def __init__(self, text: object) -> None:
+        self._set(str(text))
 
-    def __init__(self, text: str | Version) -> None:
-        if not isinstance(text, (str, Version)):
-            raise TypeError(f"{text!r} is not a version: use text such as '1.2.3'")
-        numbers, pre, build = _parts(str(text))
-        # A release is higher than its pre-releases; numbers are lower than words.
-        key = (*numbers, not pre, tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in pre))
-        self._set(*numbers, pre, build, key)
+    @classmethod
+    def coerce(cls, text: object) -> Version:
+        """Returns the semantic version that is nearest to a version of hardware or firmware.
+
+        The first numbers in the text become major, minor and patch. A missing number becomes 0. Leading zeros and the text before the
+        numbers are left out. The rest stays as a pre-release (``-rc1``), or becomes the build, which comparisons ignore::
+
+            Version.coerce("535.129.03")        # 535.129.3
+            Version.coerce("6.19.14.31400000")  # 6.19.14+31400000
+            Version.coerce("v2.10-rc1")         # 2.10.0-rc1
+
+        A text without a number, and a semantic version, do not change. Raises nothing.
+        """
+        text = str(text)
+        found = _NUMBERS.search(text)
+        if found is None or is_semantic(text):
+            return cls(text)
+        numbers = ".".join((number or "").lstrip("0") or "0" for number in found.groups())
+        rest = text[found.end() :].strip()
+        if is_semantic(numbers + rest):
+            return cls(numbers + rest)
+        build = ".".join(_WORD.findall(rest))
+        return cls(f"{numbers}+{build}"[:_MAX_COERCED].rstrip("+."))
+
+    @property
+    def major(self) -> int:
+        return _parts(self.text)[0][0]
+
+    @property
+    def minor(self) -> int:
+        return _parts(self.text)[0][1]
+
+    @property
+    def patch(self) -> int:
+        return _parts(self.text)[0][2]
 
     def __eq__(self, other: object) -> bool:
-        return self._key == other._key if isinstance(other, Version) else NotImplemented
+        return _identity(self) == _identity(other) if isinstance(other, Version) else NotImplemented
 
     def __lt__(self, other: Version) -> bool:
-        return self._key < other._key if isinstance(other, Version) else NotImplemented
+        return _precedence(self.text) < _precedence(other.text) if isinstance(other, Version) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(_identity(self))
 
     def __str__(self) -> str:
-        pre = "-" + ".".join(map(str, self.pre)) if self.pre else ""
-        return f"{self.major}.{self.minor}.{self.patch}{pre}{'+' + self.build if self.build else ''}"
+        return self.text
 
     def __repr__(self) -> str:
-        return f"Version({str(self)!r})"
+        return f"Version({self.text!r})"
 
 
 def is_semantic(text: str) -> bool:
@@ -68,7 +99,21 @@ def is_semantic(text: str) -> bool:
     return _VERSION.fullmatch(text) is not None
 
 
-def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...], str]:
+def _precedence(text: str) -> _Precedence:
+    """Returns a key for comparisons. A release is higher than its pre-releases; numbers are lower than words."""
+    numbers, pre = _parts(text)
+    return (*numbers, not pre, tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in pre))
+
+
+def _identity(version: Version) -> _Precedence | str:
+    """Returns a key for equality, also of a text that is no version."""
+    try:
+        return _precedence(version.text)
+    except VersionError:
+        return version.text
+
+
+def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...]]:
     match = _VERSION.fullmatch(text)
     if not match:
         if len(text.split(".", 2)) != 3:
@@ -79,11 +124,12 @@ def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...], str]
     if any(len(d) > _MAX_DIGITS or int(d) > _MAX for d in digits):
         raise VersionError(f"{text!r} has a number that exceeds 64 bits, which no selector could read")
     pre = tuple(int(w) if w.isdigit() else w for w in words)
-    return (int(match[1]), int(match[2]), int(match[3])), pre, match[5] or ""
+    return (int(match[1]), int(match[2]), int(match[3])), pre
 
 
 def parse(text: str) -> Version:
-    """Returns the version in ``text``. Raises :class:`VersionError`."""
+    """Returns the version in ``text``. Raises :class:`VersionError` if it is no semantic version."""
+    _parts(text)
     return Version(text)
 
 

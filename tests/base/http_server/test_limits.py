@@ -9,13 +9,11 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from dra_kubeletplugin.base.http_server.server import HttpServer, Limits, Request, Response
-from dra_kubeletplugin.base.http_server.shared_run import SharedRun
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -340,50 +338,3 @@ async def test_the_server_uses_at_most_half_of_the_descriptors_for_connections()
 
 async def _empty_response(request: Request) -> Response:
     return Response()
-
-
-# --- shared runs --------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def counted() -> AsyncIterator[tuple[SharedRun[int], list[int], asyncio.Event]]:
-    runs: list[int] = []
-    go_on = asyncio.Event()
-
-    async def job() -> int:
-        runs.append(len(runs) + 1)
-        number = runs[-1]
-        await go_on.wait()
-        return number
-
-    yield SharedRun(job), runs, go_on
-
-
-async def test_waiting_callers_share_a_run_and_later_callers_share_a_later_run() -> None:
-    async with counted() as (shared, runs, go_on), asyncio.timeout(60):
-        first = [asyncio.create_task(shared()) for _ in range(10)]
-        while not runs:
-            await asyncio.sleep(0)
-        later = [asyncio.create_task(shared()) for _ in range(10)]
-        go_on.set()
-        assert await asyncio.gather(*first) == [1] * 10
-        assert await asyncio.gather(*later) == [2] * 10
-        assert await shared() == 3
-
-
-async def test_a_cancelled_caller_does_not_cancel_a_shared_run_and_each_caller_receives_an_error() -> None:
-    async with counted() as (shared, runs, go_on), asyncio.timeout(60):
-        cancelled, waiting = asyncio.create_task(shared()), asyncio.create_task(shared())
-        while not runs:
-            await asyncio.sleep(0)
-        cancelled.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        assert await waiting == 1
-
-    async def fails() -> int:
-        raise ValueError("broken")
-
-    failing = SharedRun(fails)
-    for result in await asyncio.gather(failing(), failing(), return_exceptions=True):
-        assert isinstance(result, ValueError)

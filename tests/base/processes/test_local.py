@@ -25,8 +25,8 @@ from dra_kubeletplugin.base.processes.identity import (
 )
 from dra_kubeletplugin.base.processes.local import (
     MARKER,
-    Command,
     LocalRunner,
+    ProcessCommand,
     ProcessRunner,
     cut_log,
     log_tail,
@@ -49,11 +49,11 @@ class StartedCommands:
         self.folder = folder
         self.tokens: list[str] = []
 
-    def command(self, *argv: str, **options: object) -> Command:
+    def command(self, *argv: str, **options: object) -> ProcessCommand:
         token = f"{os.urandom(8).hex()}"
         self.tokens.append(token)
         options = {"stop_timeout": 30.0, **options}
-        return Command(argv, str(self.folder / f"{token}.log"), token, **options)  # type: ignore[arg-type]
+        return ProcessCommand(argv, str(self.folder / f"{token}.log"), token, **options)  # type: ignore[arg-type]
 
     def running(self) -> list[int]:
         return [p.pid for t in self.tokens for p in with_variable(MARKER, t)]
@@ -82,7 +82,7 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessRu
     thread.join(60)
 
 
-def begun(command: Command) -> Callable[[], bool]:
+def begun(command: ProcessCommand) -> Callable[[], bool]:
     return lambda: "begun" in log_tail(Path(command.log))
 
 
@@ -194,7 +194,7 @@ def test_a_process_ends_if_its_parent_is_killed_before_go_and_continues_after_go
         command = started.command(*FOREVER)
         program = (
             "import os, sys, msgspec; from dra_kubeletplugin.base.processes.local import *; "
-            "c = msgspec.json.decode(sys.argv[1], type=Command); l = LocalRunner().launch(c); "
+            "c = msgspec.json.decode(sys.argv[1], type=ProcessCommand); l = LocalRunner().launch(c); "
             f"{'l.go(); ' if go else ''}print(l.identity.pid, flush=True); os.kill(os.getpid(), 9)"
         )
         done = subprocess.run(

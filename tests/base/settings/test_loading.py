@@ -139,8 +139,9 @@ def test_a_duration_out_of_range_is_rejected(tmp_path: Path, name: str, value: f
     assert any(f"--{name.replace('_', '-')} ({name.upper()})" in f for f in faults)
 
 
-def test_an_interval_of_zero_is_rejected_from_flags_and_environment() -> None:
-    faults = load({"rescan_interval": "0"}, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
+def test_an_interval_of_zero_is_rejected_from_flags_and_environment(tmp_path: Path) -> None:
+    given = {"rescan_interval": "0", "kubelet_root": str(tmp_path), "cdi_root": str(tmp_path)}
+    faults = load(given, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
     for flag in ("--rescan-interval", "--health-interval", "--reconcile-interval"):
         assert any(f.startswith(f"{flag} (") and "must be at least 0.1s" in f for f in faults)
     with pytest.raises(SettingsError, match="not a duration"):

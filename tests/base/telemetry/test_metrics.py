@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import math
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-import dra_kubeletplugin
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from tests.tools.tree import modules
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"))
 
@@ -113,7 +112,7 @@ def test_concurrent_threads_lose_no_count() -> None:
 def test_every_metric_that_the_code_counts_is_declared_with_its_labels() -> None:
     """An undeclared name raises an error in the task that counts it, and only when it first counts."""
     used = set()
-    for path in Path(dra_kubeletplugin.__file__).parent.rglob("*.py"):
+    for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue

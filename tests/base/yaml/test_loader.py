@@ -14,8 +14,10 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.base.yaml import loader, stream
+from dra_devkit.yaml import stream
+from dra_kubeletplugin.base.yaml import loader
 from dra_kubeletplugin.cli import main
+from tests.tools.tree import modules
 
 KUBECTL_VALUES: list[tuple[str, Any]] = [  # from kubectl 1.32, `annotate --local`, for a value within opaque.parameters
     ("y", True), ("Y", True), ("n", False), ("yes", True), ("yEs", "yEs"), ("on", True), ("off", False), ("TRUE", True), ("~", None),
@@ -132,8 +134,7 @@ def test_dumped_yaml_is_read_unchanged_by_kubernetes_and_by_pyyaml(value: Any) -
 
 
 def test_no_other_code_writes_yaml() -> None:
-    source = Path(loader.__file__).parent
-    assert [p for p in source.rglob("*.py") if "safe_dump(" in p.read_text()] == []
+    assert [p for p in modules() if "safe_dump(" in p.read_text()] == []
 
 
 # --- duplicate keys -----------------------------------------------------------------------------------

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from grpc.aio import _server
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device, Host
-from dra_kubeletplugin.base import forks
 from dra_kubeletplugin.errors import SocketError
 from dra_kubeletplugin.plugin.grpc import UnixServer
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy, make_toy_class
-from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call
 
 HOST = {"functions": [{"address": "0000:01:00.0", "vendor": 0x10EE, "device": 0x1234}]}
 
@@ -95,28 +94,25 @@ async def test_cdi_files_with_denied_writes_fail_the_claim_and_show_in_readiness
         assert await node.plugin.not_ready() == []
 
 
-async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("denied_file", ["the folder", "a claim"])
+async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(
+    denied_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with node_with(make_toy_class()) as node:
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         uid = claim["metadata"]["uid"]
         assert (await prepare_call(node, ref(claim))).claims[uid].error == ""
         await node.stop()
-        inode = node.settings.records_path.stat().st_ino
+        file = node.settings.records_path / f"{uid}.json"
+        inode = file.stat().st_ino
         with monkeypatch.context() as patch:
-            real = forks.open_file
-
-            def fail(path: Any, *args: Any) -> int:
-                if Path(path) == node.settings.records_path:
-                    raise denied(path)
-                return real(path, *args)
-
-            patch.setattr(forks, "open_file", fail)
+            _deny(patch, "open", node.settings.records_path.name if denied_file == "the folder" else file.name)
             await node.start()
             error = (await prepare_call(node, ref(claim))).claims[uid].error
             assert "see its owner and mode" in error, error
             assert (await unprepare_call(node, ref(claim))).claims[uid].error
             assert any("see its owner and mode" in line for line in await node.plugin.not_ready())
-        assert node.settings.records_path.stat().st_ino == inode
+        assert file.stat().st_ino == inode
         assert (await prepare_call(node, ref(claim))).claims[uid].error == ""
         assert (await node.leftovers())["records"] == [uid]
 

@@ -1,13 +1,10 @@
-"""Each error of the disk or the lock, once and permanently: the results of callers, the reported fault, and the
-retries.
-"""
+"""Errors of the disk and of the lock, once and permanently: the results of callers, the reported fault, and the retries."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,23 +12,13 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims import Record, RecordStore
 from dra_kubeletplugin.claims.holders import HeldByError
-from dra_kubeletplugin.claims.store import journal_file
 from dra_kubeletplugin.claims.store.offline import forget, read_rows
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import Mode, RecordJob
+from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import RecordsBusyError, RecordsError
-from tests.helpers.crash.record_stores import (
-    DRIVER,
-    JOURNAL,
-    insert,
-    instance,
-    make_record,
-    open_store,
-    records_locked,
-)
-from tests.helpers.waiting import wait_until
+from tests.helpers.crash.record_stores import insert, instance, make_record, open_store, records_locked
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -41,17 +28,30 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
     opened_store = open_store(tmp_path, wait=0.01)
     work(opened_store, Records.read_all)
     yield opened_store
-    opened_store.journal.close()
-    opened_store.journal.process.release()
+    close(opened_store)
+
+
+def close(store: RecordStore) -> None:
+    store.folder.close()
+    store.folder.process.release()
 
 
 def work(store: RecordStore, operation: Any, mode: Mode = Mode.WRITE) -> Any:
-    (result,) = store._work([RecordJob(operation, mode)])
+    (result,) = store._work([(operation, mode)])
     return result
 
 
 def put(uid: str) -> Callable[[Records], None]:
     return lambda records: records.insert(make_record(uid, f"d-{uid}"))
+
+
+def touch(uid: str) -> Callable[[Records], None]:
+    def update(records: Records) -> None:
+        row = records.read(uid)
+        assert isinstance(row, Record)
+        records.update(row, row.fence)
+
+    return update
 
 
 def uids(store: RecordStore) -> list[str]:
@@ -61,17 +61,17 @@ def uids(store: RecordStore) -> list[str]:
 class Disk:
     """Makes calls of ``os`` fail with an error number for the first ``times`` calls, and counts the calls."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int, times: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int = 0, times: int = 0) -> None:
         self.calls = 0
         real = getattr(os, call)
 
         def failing(*args: Any) -> Any:
             self.calls += 1
             if self.calls <= times:
-                raise OSError(error, os.strerror(error), JOURNAL)
+                raise OSError(error, os.strerror(error), "a file")
             return real(*args)
 
-        patch.setattr(journal_file.os, call, failing)
+        patch.setattr(os, call, failing)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,7 @@ class Disk:
         (errno.EIO, 1, 2, ""),
         (errno.EIO, 2, 2, "Input/output error"),
         (errno.ENOSPC, 1, 1, "the disk is full"),
+        (errno.EDQUOT, 1, 1, "the disk is full"),
         (errno.EROFS, 1, 1, "is read-only"),
         (errno.EACCES, 1, 1, "may not be read or written"),
     ],
@@ -88,7 +89,7 @@ def test_a_write_is_repeated_once_after_an_error_that_may_be_temporary(
     store: RecordStore, error: int, times: int, attempts: int, error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        disk = Disk(patch, "pwrite", error, times)
+        disk = Disk(patch, "fdatasync", error, times)
         result = work(store, put("a"))
     assert disk.calls == attempts
     if error_text:
@@ -97,7 +98,7 @@ def test_a_write_is_repeated_once_after_an_error_that_may_be_temporary(
         assert error_text in store.fault
     else:
         assert (result, store.fault) == (None, "")
-    assert uids(store) == ([] if error_text else ["a"])
+    assert uids(store) == [row.uid for row in read_rows(store.path)] == ([] if error_text else ["a"])
     assert work(store, put("b")) is None
     assert store.fault == ""
 
@@ -108,7 +109,7 @@ def test_a_fault_is_logged_once_for_each_text_and_its_end_once(
     caplog.set_level("INFO")
     for error in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
         with monkeypatch.context() as patch:
-            Disk(patch, "pwrite", error, 1)
+            Disk(patch, "rename", error, 1)
             work(store, put("a"))
     assert [r.levelname for r in caplog.records] == ["ERROR", "ERROR"]
     work(store, Records.read_all, Mode.READ)
@@ -120,108 +121,77 @@ def test_a_fault_is_logged_once_for_each_text_and_its_end_once(
     assert [r.getMessage() for r in caplog.records[2:]] == ["claim records can be written again"]
 
 
-def test_only_a_job_that_requests_it_syncs_its_batch(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch, "fdatasync", 0, 0)
-    work(store, put("a"))
-    assert disk.calls == 0
-    work(store, lambda records: None, Mode.SYNC)
-    assert disk.calls == 0
-    work(store, put("b"), Mode.SYNC)
-    assert disk.calls == 1
-    store._work([RecordJob(put("c")), RecordJob(put("d"), Mode.SYNC)])
-    assert disk.calls == 2
-
-
-def test_an_error_of_the_sync_removes_the_lines(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        Disk(patch, "fdatasync", errno.ENOSPC, 1)
-        assert isinstance(work(store, put("a"), Mode.SYNC), RecordsError)
-    assert uids(store) == []
-    assert [r.uid for r in read_rows(store.path)] == []
-
-
-def test_reads_use_the_records_in_memory_while_another_instance_has_the_lock(
-    store: RecordStore, tmp_path: Path
+def test_only_new_claims_and_jobs_that_request_it_are_synced(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work(store, put("a"))
-    other = open_store(tmp_path, wait=1)
-    work(other, put("b"))
-    with records_locked(store.path):
-        assert uids(store) == ["a"]
-        assert isinstance(work(store, put("c")), RecordsBusyError)
-        assert store.fault == "", "a lock is no fault of the disk"
-    assert uids(store) == ["a", "b"]
-    other.journal.close()
-    other.journal.process.release()
+    files, folder = Disk(monkeypatch, "fdatasync"), Disk(monkeypatch, "fsync")
+    for operation, mode, syncs in (
+        (put("a"), Mode.WRITE, 1),
+        (touch("a"), Mode.WRITE, 0),
+        (lambda records: None, Mode.SYNC, 0),
+        (touch("a"), Mode.SYNC, 1),
+        (lambda records: records.forget("a"), Mode.WRITE, 0),
+    ):
+        files.calls = folder.calls = 0
+        assert work(store, operation, mode) is None
+        assert (files.calls, folder.calls) == (syncs, syncs)
+    store._work([(put(uid), Mode.SYNC) for uid in "bcde"])
+    assert (files.calls, folder.calls) == (4, 1), "one sync of the folder for all claims of a batch"
 
 
-def test_a_read_has_a_shorter_time_limit_than_a_write(tmp_path: Path) -> None:
-    reader, lock_owner = open_store(tmp_path, wait=100), open_store(tmp_path, wait=1)
+def test_reads_use_the_records_in_memory_while_another_instance_has_the_lock(tmp_path: Path) -> None:
+    reader, other = open_store(tmp_path, wait=100), open_store(tmp_path, wait=1)
     work(reader, put("a"))
-    work(lock_owner, put("b"))
+    work(other, put("b"))
     with records_locked(reader.path):
         start = time.monotonic()
         assert uids(reader) == ["a"]
-        assert time.monotonic() - start < 50
-    for opened_store in (reader, lock_owner):
-        opened_store.journal.close()
-        opened_store.journal.process.release()
-
-
-def test_a_read_does_not_wait_for_an_instance_that_has_not_read_a_repair(tmp_path: Path) -> None:
-    store, other = open_store(tmp_path, wait=0.01), open_store(tmp_path, wait=0.01)
-    work(store, put("a"))
-    work(other, put("b"))
-    store.path.write_bytes(b"garbage")
-    store.journal.check()
-    store.journal.drop()
-    assert isinstance(work(store, put("c")), RecordsBusyError)
-    store.journal.drop()
-    assert "a" in uids(store)
-    for opened_store in (store, other):
-        opened_store.journal.close()
-        opened_store.journal.process.release()
+        assert time.monotonic() - start < 50, "a read waits less long than a write"
+        reader.folder.wait = 0.01
+        assert isinstance(work(reader, put("c")), RecordsBusyError)
+        assert reader.fault == "", "a lock is no fault of the disk"
+    assert uids(reader) == ["a", "b"]
+    for opened_store in (reader, other):
+        close(opened_store)
 
 
 def test_a_read_without_records_in_memory_waits_and_then_fails(tmp_path: Path) -> None:
     store = open_store(tmp_path, wait=0.01)
+    store.path.mkdir()
     with records_locked(store.path):
-        assert isinstance(work(store, Records.read_all, Mode.READ), RecordsBusyError)
+        result = work(store, Records.read_all, Mode.READ)
+        assert isinstance(result, RecordsBusyError)
+        assert "is locked by another instance of the plugin for too long: delete its pod" in str(result)
     assert uids(store) == []
-    store.journal.close()
-    store.journal.process.release()
+    close(store)
 
 
-async def test_each_opening_of_the_file_is_announced_once(tmp_path: Path) -> None:
+async def test_each_repair_that_may_need_a_recovery_is_announced_once(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
-        for change in (lambda: None, store.path.unlink):
-            assert not store.opened.is_set()
-            change()
-            await store.do(lambda records: None)
-            await asyncio.sleep(0)
-            assert store.opened.is_set()
-            store.opened.clear()
+        await insert(store, make_record("a", "d-0"))
+        await asyncio.sleep(0)
+        assert store.repaired.is_set()
+        for find in (lambda: insert(store, make_record("b", "d-1")), store.check_files, store.all):
+            store.repaired.clear()
             await store.all()
             await asyncio.sleep(0)
-        store.path.unlink()
-        await store.check_file()
-        await asyncio.sleep(0)
-        assert store.opened.is_set()
-        store.opened.clear()
-        store.path.unlink()
-        await store.all()
-        await asyncio.sleep(0)
-        assert store.opened.is_set()
+            assert not store.repaired.is_set()
+            for file in store.path.iterdir():
+                file.unlink()
+            await find()
+            await asyncio.sleep(0)
+            assert store.repaired.is_set()
+            assert "a" in {r.uid for r in await store.all()}
 
 
-async def test_a_check_of_the_file_reports_its_error_as_the_fault(
+async def test_a_check_of_the_files_reports_its_error_as_the_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("a", "d-0"))
         with monkeypatch.context() as patch:
-            patch.setattr(store.journal, "check", lambda: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
-            await store.check_file()
+            Disk(patch, "scandir", errno.EROFS, 1)
+            await store.check_files()
         assert "is read-only" in store.fault
         await store.probe()
         assert store.fault == ""
@@ -232,38 +202,26 @@ async def test_a_probe_writes_and_syncs_as_much_as_a_large_record_and_leaves_not
 ) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("a", "d-0"))
-        content, written = store.path.read_bytes(), []
-        real = os.pwrite
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: written.append(len(data)) or real(fd, data, at))
-        disk = Disk(monkeypatch, "fdatasync", 0, 0)
+        files, written = sorted(store.path.iterdir()), list[int]()
+        real = os.write
+
+        def write(fd: int, data: bytes) -> int:
+            written.append(len(data))
+            return real(fd, data)
+
+        monkeypatch.setattr(os, "write", write)
+        disk = Disk(monkeypatch, "fdatasync")
         store.fault = "of before"
         await store.probe()
         assert (store.fault, disk.calls, written) == ("", 1, [32 * 1024])
-        assert store.path.read_bytes() == content
-        monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
         with pytest.raises(RecordsError, match="the disk is full"):
             await store.probe()
         assert "the disk is full" in store.fault
+        assert sorted(store.path.iterdir()) == files
 
 
-async def test_a_removed_folder_is_created_again_with_all_records(tmp_path: Path) -> None:
-    folder = tmp_path / "plugins" / DRIVER
-    folder.mkdir(parents=True)
-    async with instance(folder) as store:
-        await insert(store, make_record("a", "d-0"))
-        shutil.rmtree(folder.parent)
-        await insert(store, make_record("b", "d-1"))
-        assert sorted(r.uid for r in read_rows(store.path)) == ["a", "b"]
-
-
-async def test_a_removed_file_is_written_again_before_the_store_closes(tmp_path: Path) -> None:
-    async with instance(tmp_path) as store:
-        await insert(store, make_record("a", "d-0"))
-        store.path.unlink()
-    assert [r.uid for r in read_rows(store.path)] == ["a"]
-
-
-async def test_a_store_without_use_closes_without_a_file(tmp_path: Path) -> None:
+async def test_a_store_without_use_closes_without_a_folder(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         pass
     assert not store.path.exists()
@@ -275,40 +233,19 @@ async def test_the_result_of_an_operation_of_a_closed_loop_is_dropped(tmp_path: 
         loop = asyncio.new_event_loop()
         loop.close()
         store._loop = loop
-        store.path.unlink()
-        store.journal.check()
-        store._note_loads()
+        store.folder.repairs += 1
+        store._note_repairs()
 
 
-def test_forget_syncs_the_file_and_leaves_no_open_descriptor(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forget_leaves_no_open_descriptor(store: RecordStore) -> None:
     work(store, put("a"))
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    disk = Disk(monkeypatch, "fdatasync", 0, 0)
     forget(store.path, 1, "a")
-    assert disk.calls == 1
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert uids(store) == []
     with records_locked(store.path), pytest.raises(RecordsBusyError):
         forget(store.path, 0.0, "a")
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-
-
-async def test_a_failed_compaction_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.store.batch._QUIET", 0.0)
-    async with instance(tmp_path) as store:
-        ran: list[int] = []
-
-        def fails() -> None:
-            ran.append(1)
-            raise OSError(errno.ENOSPC, "no space")
-
-        monkeypatch.setattr(store.journal, "compact", fails)
-        await insert(store, make_record("a", "d-0"))
-        await wait_until(lambda: ran)
-        await insert(store, make_record("b", "d-1"))
-        assert store.fault == ""
 
 
 def test_a_claim_s_error_keeps_no_frames_and_any_other_error_keeps_them(store: RecordStore) -> None:
@@ -319,21 +256,3 @@ def test_a_claim_s_error_keeps_no_frames_and_any_other_error_keeps_them(store: R
     other_error = work(store, put("a"))
     assert isinstance(other_error, ValueError)
     assert other_error.__traceback__ is not None
-
-
-def test_follow_ups_of_one_batch_are_one_transaction_and_return_their_own_results(store: RecordStore) -> None:
-    def follow_up(_: object) -> RecordJob:
-        return RecordJob(put("c"), then=lambda _: "c")
-
-    jobs = [
-        RecordJob(put("a"), then=lambda _: RecordJob(put("b"), then=lambda _: "b")),
-        RecordJob(Records.count_prepared, Mode.READ, then=lambda n: n + 10),
-        RecordJob(first=lambda: "file"),
-        RecordJob(lambda records: None, then=follow_up),
-        RecordJob(put("a")),
-        RecordJob(lambda records: None, then=lambda _: 1 // 0),
-    ]
-    results = store._work(jobs)
-    assert results[:4] == ["b", 10, "file", "c"]
-    assert [type(f) for f in results[4:]] == [ValueError, ZeroDivisionError]
-    assert uids(store) == ["a", "b", "c"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import NothingToDo, Prepare, RollBack, Transitions
-from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError
+from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, HardwareUnknownError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER, PoolSupply, make_record, memory_database
 from tests.helpers.waiting import wait_until
@@ -33,11 +34,11 @@ fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_fr
 def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
     records = memory_database()
     records.insert(make_record("u", "d-0", state, owner))
-    lines = records.all_lines()
-    late_record = make_record("u", "d-0", State.PREPARED, "", late=True)
+    before = dict(records.stored())
+    late_record = make_record("u", "d-0", State.PREPARED, "", complete=True)
     holds = fence == Fence("u", owner, state)
     assert (records.delete(fence) if delete else records.update(late_record, fence)) is holds
-    assert (records.all_lines() == lines) is not holds
+    assert (records.stored() == before) is not holds
     assert len(records.held_devices()) == len(records.uids())
 
 
@@ -116,17 +117,9 @@ async def test_a_late_undo_step_is_refused_before_it_runs(tmp_path: Path, monkey
         assert await second_manager.records() == {}
 
 
-def remove_journal(path: Path) -> None:
-    path.unlink()
-
-
-def overwrite_journal(path: Path) -> None:
-    path.write_bytes(b"not a journal at all" * 500)
-
-
-@pytest.mark.parametrize("damage", [remove_journal, overwrite_journal])
-async def test_a_record_in_progress_is_restored_with_its_holds_when_the_journal_is_lost(
-    tmp_path: Path, damage: Callable[[Path], None]
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda path: (path / "a.json").write_bytes(b"garbage")])
+async def test_a_record_in_progress_is_restored_with_its_holds_when_its_file_is_lost(
+    tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     api = FakeApiServer()
     first, second = (api.allocate(n, n, "d-0", DRIVER) for n in ("a", "b"))
@@ -135,6 +128,8 @@ async def test_a_record_in_progress_is_restored_with_its_holds_when_the_journal_
         call = asyncio.create_task(manager.prepare(first))
         await slow_driver.entered.wait()
         damage(manager.settings.records_path)
+        assert isinstance(await manager.prepare(second), DeviceHeldError | HardwareUnknownError)
+        assert await manager.claims.recovery.once()
         assert isinstance(await manager.prepare(second), DeviceHeldError)
         slow_driver.go.set()
         assert not isinstance(await call, Exception)
@@ -169,9 +164,9 @@ def test_a_stale_holder_is_checked_again_when_its_rollback_begins(
             assert records.delete(holder.fence)
         case "taken over":
             assert isinstance(other_transitions.free(records, "holder"), RollBack)
-    lines = records.all_lines()
+    before = dict(records.stored())
     assert isinstance(transitions.free(records, "holder"), NothingToDo)
-    assert records.all_lines() == lines
+    assert records.stored() == before
     for instance in (transitions, other_transitions):
         instance.process.release()
 

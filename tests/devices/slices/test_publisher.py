@@ -346,7 +346,7 @@ async def test_a_rejected_pool_does_not_withhold_other_pools(status: int) -> Non
 async def test_a_change_during_a_failing_write_does_not_wait_for_the_next_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.devices.slices.publisher._pause", lambda failures: 600.0)
+    monkeypatch.setattr("dra_kubeletplugin.base.backoff.Backoff.next", lambda self: 600.0)
     inventory = await make_inventory("a")
     sent, changed = asyncio.Event(), asyncio.Event()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Capacity, Claim, CounterSet, Device, Driver, Pool, PreparedDevice, Quantity, RequestPolicy
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import DriverNode, node_with
 
 pytestmark = pytest.mark.gates("DRAConsumableCapacity", "DRAPartitionableDevices")
 

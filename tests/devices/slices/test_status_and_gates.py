@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
@@ -18,7 +19,6 @@ from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.event_recorder import EventRecorder
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.testing import node_with
 from tests.helpers.publisher import (
     ScriptedApiServer,
     json_response,

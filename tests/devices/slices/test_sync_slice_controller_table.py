@@ -12,7 +12,6 @@ import pytest
 from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, RequestPolicy, Role, Taint
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import ClusterScope, Publisher
-from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.helpers.publisher import DRIVER, ScriptedApiServer, running_publisher, scripted_api_server
@@ -405,16 +404,16 @@ async def test_detected_before_sending_duplicate_counter_set() -> None:
         await r.set_pools(Pool("node", [*PARTS, Device("whole")], [*SETS, *SETS]))
         await r.reconcile()
         assert r.shape()[0][3] == ["whole"]
-        assert set(r.inventory.rejected) == {"counter set gpu", "part-0", "part-1", "part-2"}
+        assert set(r.inventory.rejected) == {"counter_sets[1]", "counter set gpu", "part-0", "part-1", "part-2"}
 
 
 async def test_detected_before_sending_duplicate_device() -> None:
     async with row() as r:
         await r.set_pools(["a"])
-        with pytest.raises(DriverError, match="two devices named 'b'"):
-            await r.set_pools(["b", "b"])
+        await r.set_pools(["b", "b", "c"])
         assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["a"], "the last valid result stays in force"
+        assert r.shape()[0][3] == ["b", "c"]
+        assert list(r.inventory.rejected) == ["devices[1]"]
 
 
 async def test_detected_before_sending_unknown_counter_set() -> None:

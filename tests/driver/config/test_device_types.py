@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from dra_devkit.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Claim, Config, Device, Driver, PreparedDevice
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.driver.config.device_types import device_types, kinds_of
@@ -14,7 +15,6 @@ from dra_kubeletplugin.driver.config.objects import ConfigReader, faults_with_cl
 from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.errors import ConfigError, DriverError
-from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
 
 DRIVER = "cards.example.com"
 VERSION = f"{DRIVER}/v1"

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from dra_kubeletplugin import Config
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
 from dra_kubeletplugin.resourceapi.conversion import convert
 
 DRIVER = "acme.example.com"
-JSON = dict[str, Any]
 
 
 class Sizes(Config):

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, Config, Device
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
@@ -24,7 +25,6 @@ from tests.helpers import worst_parameters
 from tests.helpers.parameters import resolve
 from tests.helpers.worst_parameters import DRIVER, KINDS, MACHINE, SHAPES, Layered, Plain
 
-JSON = dict[str, Any]
 READER = ConfigReader(DRIVER, KINDS)
 THREAD = 0.5  # CPU seconds in a thread for one claim
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_devkit.json_schema import json_schema
 from dra_kubeletplugin import Capacity, Claim, Config, Device, Driver, PreparedDevice, Quantity, Version
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.config.json_schema import json_schema
 from dra_kubeletplugin.errors import ConfigError, DriverError, DriverFailedError
 from tests.helpers.parameters import decode, resolve, validate
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 import dra_kubeletplugin
+from dra_devkit.testing.health_override import with_health_overrides
 from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
 from dra_kubeletplugin.devices.health_report_errors import HealthReportErrors
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
@@ -20,7 +21,6 @@ from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.testing.health_override import with_health_overrides
 
 DRIVER = """
 from dra_kubeletplugin import Driver

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Driver, cli
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DraError, NotReadyError
-from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 from tests.helpers.author_mistakes import (
     CLASSES,
     DEVICES,
@@ -37,7 +37,7 @@ def named(mistakes: Iterable[Mistake]) -> Any:
 
 @pytest.fixture(autouse=True)
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
+    monkeypatch.setattr("dra_devkit.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,6 +95,7 @@ async def test_an_invalid_result_of_devices_is_the_first_reported_fault(
     check_message(caplog.text, mistake)
 
 
+@pytest.mark.cases(8)
 @named(UNPUBLISHED)
 async def test_an_unpublished_device_is_reported_for_the_waiting_pod(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
@@ -147,7 +148,7 @@ async def test_an_invalid_health_report_is_reported_in_readiness(
 
 
 @pytest.mark.cases(16)
-@named(m for m in [*DEVICES, *HEALTH])
+@named(m for m in [*DEVICES, *UNPUBLISHED, *HEALTH])
 def test_inspect_reports_the_same_mistakes(
     tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_traceback_contains_only_lines_of_the_author(tmp_path: Path, caplog: p
     path = Mistake("deep", body, ()).write(tmp_path)
     with contextlib.redirect_stderr(io.StringIO()) as err:
         assert cli.main(["inspect", f"{path}:Acme"]) == 2
-    assert "KeyError: 'bus' (acme/driver.py:25)" in err.getvalue()
+    assert "KeyError: 'bus' (acme/driver.py:26)" in err.getvalue()
     assert "in _found" in caplog.text
     assert "dra_kubeletplugin/" not in caplog.text
 

@@ -37,8 +37,8 @@ from dra_kubeletplugin._proto import (
     registration_v1_pb2,
     registration_v1_pb2_grpc,
 )
+from dra_kubeletplugin.base.json_types import JSON
 
-JSON = dict[str, Any]
 BUG = os.environ.get("BUG", "")
 NAME = "plain.example.com"
 NODE = os.environ.get("NODE_NAME", "")

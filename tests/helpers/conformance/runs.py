@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.localcluster.conformance import (
-    ConformanceProfile,
-    ConformanceRun,
-    harness,
-    run_checks,
-    select_checks,
-)
-from dra_kubeletplugin.localcluster.conformance.checks import health, performance, prepare, registration, slices
-from dra_kubeletplugin.localcluster.conformance.driver_command import DriverCommand
-from dra_kubeletplugin.localcluster.conformance.profile import ConformanceLimits
+from dra_conformance import ConformanceProfile, ConformanceRun, harness, run_checks, select_checks
+from dra_conformance.checks import health, performance, prepare, registration, slices
+from dra_conformance.driver_command import DriverCommand
+from dra_conformance.profile import ConformanceLimits
 
 ROOT = Path(__file__).parents[3]
 PLAIN = f"{shlex.quote(sys.executable)} -m tests.helpers.conformance.plain_driver"

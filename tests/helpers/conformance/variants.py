@@ -19,9 +19,10 @@ from typing import Any
 
 import grpc
 
+from dra_kubeletplugin.base.json_types import JSON
+
 from . import plain_driver as plain
 
-JSON = dict[str, Any]
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "empty endpoint": ("REG-003", "REG-005", "PRE-001", "REG-007"),  # the kubelet uses the registration socket
     "random order": ("REG-002", "PRE-002", "PRE-007"),
@@ -442,6 +443,31 @@ def invalid_attribute() -> None:
     plain.Publisher.desired = invalid  # type: ignore[method-assign]
 
 
+def unsupported_form() -> None:
+    """Sends objects in a form that the API server of the suite does not read."""
+    make = plain.urllib.request.Request
+
+    def request(url: str, data: bytes | None, headers: dict[str, str], method: str) -> Any:
+        return make(url, data, headers | {"Content-Type": "application/cbor"}, method=method)
+
+    plain.urllib.request.Request = request  # type: ignore[assignment,misc]
+
+
+def ends_before_the_endpoint() -> None:
+    """Ends after its registration, while the kubelet waits for the endpoint."""
+    wrong_endpoint()
+    threading.Timer(1.0, _end).start()
+
+
+def ends_before_slices() -> None:
+    plain.Publisher.create = lambda self: _end()  # type: ignore[method-assign]
+
+
+def _end() -> None:
+    plain.log("no driver library on this machine")
+    os._exit(7)
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
@@ -482,6 +508,9 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "GetInfo fails": failing_get_info,
     "wrong endpoint": wrong_endpoint,
     "invalid attribute": invalid_attribute,
+    "sends CBOR": unsupported_form,
+    "ends before it listens at the endpoint": ends_before_the_endpoint,
+    "ends before it publishes": ends_before_slices,
     "ignores SIGTERM": ignores_sigterm,
 }
 

@@ -21,6 +21,7 @@ from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
+from tests.helpers.pod_resources import listing_pods
 
 
 class FakeApiServer:
@@ -144,13 +145,14 @@ class RunningManager:
 async def running_manager(
     folder: Path, driver: Driver, api: FakeApiServer | None = None, boot: str = "boot", **options: Any
 ) -> AsyncIterator[RunningManager]:
-    """Opens a claim manager, and closes it at the end of the context."""
+    """Opens a claim manager, and closes it at the end of the context. The kubelet of its node lists no pods."""
     manager = RunningManager(folder, driver, api or FakeApiServer(), boot, **options)
-    try:
-        await manager.open()
-        yield manager
-    finally:
-        await manager.close()
+    async with listing_pods(folder):
+        try:
+            await manager.open()
+            yield manager
+        finally:
+            await manager.close()
 
 
 async def check_success(call: Awaitable[object]) -> None:

@@ -1,4 +1,4 @@
-"""Prepares a claim, prepares it again and unprepares it; prints each step. test_store_power_failure.py runs it under strace."""
+"""Prepares a claim, prepares it again and unprepares it, each twice; prints each step. test_store_power_failure.py runs it under strace."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ async def main(root: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("claim", "uid", "d-0", NAME)
     async with running_manager(root, OneDeviceDriver(), api) as manager:
-        for phase, call in (
-            ("prepare", manager.prepare),
-            ("repeat", manager.prepare),
-            ("unprepare", manager.unprepare),
-        ):
-            os.write(1, f"PHASE {phase}\n".encode())
-            response = await call(ref)
-            assert not isinstance(response, DraError), response
+        for number in ("first", "second"):
+            for phase, call in (
+                ("prepare", manager.prepare),
+                ("repeat", manager.prepare),
+                ("unprepare", manager.unprepare),
+            ):
+                os.write(1, f"PHASE {number} {phase}\n".encode())
+                response = await call(ref)
+                assert not isinstance(response, DraError), response
         os.write(1, b"PHASE end\n")
 
 

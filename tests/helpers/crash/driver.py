@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dra_kubeletplugin import (
     Claim,
     ContainerEdits,
@@ -30,8 +32,9 @@ from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.reconcile import Reconciler
 from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.claims.store import journal
-from dra_kubeletplugin.claims.store.journal import Journal
+from dra_kubeletplugin.claims.store import files, folder
+from dra_kubeletplugin.claims.store.files import RecordFiles
+from dra_kubeletplugin.claims.store.folder import ClaimFolder
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
@@ -77,14 +80,15 @@ UNPREPARE_POINTS = (
     "unprepare: before reply",
 )
 REPAIR_POINTS = (
-    "repair: before filling",
-    "repair: after filling",
-    "repair: before making",
-    "repair: after making",
     "repair: before setting aside",
     "repair: after setting aside",
-    "repair: before the name",
-    "repair: after the name",
+    "repair: before adding lost claims",
+    "repair: after adding lost claims",
+    "repair: before writing",
+    "repair: after writing",
+    "repair: before the second name",
+    "repair: before renaming",
+    "repair: after renaming",
     "repair: after opening",
     "recovery: before merge",
     "recovery: after merge",
@@ -275,10 +279,10 @@ def instrument() -> None:
             lambda *_, operation=operation: kill_at(f"{operation}: after CDI file"),
         )
     for owner, name, step_name in (
-        (Journal, "_keep_damaged_file", "repair: {} setting aside"),
-        (Journal, "_rebuild", "repair: {} filling"),
-        (journal, "write_new", "repair: {} making"),
-        (Journal, "_open", "repair: {} opening"),
+        (ClaimFolder, "_rename_damaged", "repair: {} setting aside"),
+        (ClaimFolder, "_add_lost", "repair: {} adding lost claims"),
+        (RecordFiles, "write_temporary", "repair: {} writing"),
+        (ClaimFolder, "_open", "repair: {} opening"),
         (Reconciler, "_orphans", "reconcile: {} orphans"),
     ):
         wrap_method(
@@ -287,18 +291,19 @@ def instrument() -> None:
             lambda *_, w=step_name, **__: kill_at(w.format("before")),
             lambda *_, w=step_name, **__: kill_at(w.format("after")),
         )
-    wrap_method(directory, "_write_all", lambda *_: None, lambda *_: kill_at("prepare: half a CDI file"))
-    rename = Path.rename
+    wrap_method(directory, "write_all", lambda *_: None, lambda *_: kill_at("prepare: half a CDI file"))
 
-    def rename_and_kill(self: Path, target: Any) -> Any:
-        if self.name == ".records.journal.new":
-            kill_at("repair: before the name")
-        result = rename(self, target)
-        if self.name == ".records.journal.new":
-            kill_at("repair: after the name")
-        return result
+    def before_rename(source: Any, *_: Any) -> None:
+        if str(source).endswith(".json.new.new"):
+            kill_at("repair: before the second name")
+        elif str(source).endswith(".json.new"):
+            kill_at("repair: before renaming")
 
-    Path.rename = rename_and_kill  # type: ignore[method-assign]
+    def after_rename(source: Any, *_: Any) -> None:
+        if str(source).endswith(".json.new"):
+            kill_at("repair: after renaming")
+
+    wrap_method(os, "rename", before_rename, after_rename)
     for method in ("prepare", "unprepare"):
         original = getattr(NodeService, method)
 
@@ -314,33 +319,24 @@ def instrument() -> None:
 
 
 def record_syncs() -> None:
-    """Records the size of the journal at its last sync. A power failure keeps at least this many bytes."""
-    attempt, replace = RecordStore._attempt, Journal._replace
+    """Copies all records to the file ``synced`` when the plugin has synced them. A power failure loses no older record."""
 
-    def sync_file(journal: Journal) -> None:
-        if journal.file:
-            sync_file = HARDWARE.parent / "synced"
-            sync_file.with_suffix(".new").write_text(str(journal.file.end))
-            sync_file.with_suffix(".new").rename(sync_file)
+    def copy(path: Path) -> None:
+        if not (path / files.LOCK).exists():
+            return  # another folder
+        copied = {p.name: p.read_text(errors="replace") for p in path.iterdir() if p.suffix in {".json", ".synced"}}
+        synced_file = HARDWARE.parent / "synced"
+        synced_file.with_suffix(".new").write_bytes(msgspec.json.encode(copied))
+        synced_file.with_suffix(".new").rename(synced_file)
 
-    def synced_attempt(self: Any, operations: Any, *, sync: bool) -> Any:
-        result = attempt(self, operations, sync=sync)
-        if sync:
-            sync_file(self.journal)
-        return result
-
-    def replace_and_record(self: Any, *args: Any, **options: Any) -> None:
-        replace(self, *args, **options)
-        sync_file(self)
-
-    RecordStore._attempt = synced_attempt  # type: ignore[method-assign]
-    Journal._replace = replace_and_record  # type: ignore[method-assign]
+    for module in (files, folder):
+        wrap_method(module, "sync_folder", lambda _: None, copy)
 
 
 def inject_faults() -> None:
     """Adds disk faults. A test activates a fault in the running process with a file of its name in the folder of faults."""
     attempt = RecordStore._attempt
-    write = directory._write_all
+    write = directory.write_all
 
     def failing(self: Any, operations: Any, **options: Any) -> Any:
         if consume_fault("eio") or consume_fault("eio-again"):
@@ -354,7 +350,7 @@ def inject_faults() -> None:
         write(fd, data)
 
     RecordStore._attempt = failing  # type: ignore[method-assign]
-    directory._write_all = write_or_fail
+    directory.write_all = write_or_fail
 
 
 def consume_fault(name: str) -> bool:

@@ -55,6 +55,7 @@ class _Steps:
 
     def __init__(self, order: Order) -> None:
         self._folder = order.folder
+        self._of_test = (f"{order.folder}/faults/", f"{order.folder}/synced")
         self._last = order.step
         self._count = 0
         self._armed = order.arm == "start"
@@ -71,7 +72,7 @@ class _Steps:
         self._count += 1
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _EVENTS or "/faults/" in str(arguments[0]):  # the test wrote these files
+        if event not in _EVENTS or str(arguments[0]).startswith(self._of_test):
             return
         if event in {"fcntl.flock", "socket.connect", "os.truncate"} or self._folder in str(arguments[0]):
             if event != "open" or (isinstance(arguments[2], int) and arguments[2] & _WRITES):

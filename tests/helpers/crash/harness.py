@@ -16,16 +16,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dra_devkit.hosts import described
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.claims import PrepareError
+from dra_devkit.testing import ClaimSpec, Request, pods
 from dra_kubeletplugin.base.signals import signal_child
 from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.folder import LOCK
 from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.records import NODE_FILE
 from dra_kubeletplugin.errors import MetadataError
-from dra_kubeletplugin.host.fake import described
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError
 from dra_kubeletplugin.metadata.document import decode
-from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.helpers.crash.faulty_proxy import FaultyProxy
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +91,7 @@ class NodeHarness:
 
     @property
     def records_path(self) -> Path:
-        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "records.journal"
+        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "claims"
         return path
 
     def _measure_calls(self) -> None:
@@ -246,10 +248,11 @@ class NodeHarness:
         """Returns the file names in the CDI folder."""
         return sorted(p.name for p in self.node.cdi_root.iterdir())
 
-    def repair_files(self) -> list[str]:
-        """Returns the temporary files of a repair of the records that has not finished."""
-        parts = (".new",)
-        return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
+    def leftover_files(self) -> list[str]:
+        """Returns the files below the records that belong to no record. A damaged file that was set aside is none of them."""
+        kept = {LOCK, NODE_FILE, *(name for uid in self.records() for name in (f"{uid}.json", f".{uid}.synced"))}
+        names = (p.name for p in self.records_path.iterdir()) if self.records_path.exists() else ()
+        return sorted(name for name in names if name not in kept and ".damaged-" not in name)
 
     @_retry_when_file_vanishes
     def metadata_pairs(self) -> dict[str, bool]:
@@ -260,11 +263,8 @@ class NodeHarness:
         return {uid: uid in specs and uid in files for uid in {*specs, *files}}
 
     def records(self) -> dict[str, str]:
-        """Returns the state of each claim by UID. It reads the journal while the plugin runs."""
-        path = self.records_path
-        if not path.exists():
-            return {}
-        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
+        """Returns the state of each claim by UID. It reads the records while the plugin runs."""
+        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(self.records_path)}
 
     def check(self) -> None:
         """Asserts that no claim has taken a device of another claim. This must hold at any moment."""
@@ -303,7 +303,8 @@ class NodeHarness:
         assert set(records) <= claims, self._with_log_lines("records of no claim", set(records) - claims)
 
     def is_empty(self) -> bool:
-        return not (self.device_files() or self.power() or self.files() or self.records() or self.metadata_pairs())
+        hardware = self.device_files() or self.power()
+        return not (hardware or self.files() or self.records() or self.metadata_pairs() or self.leftover_files())
 
 
 @contextlib.asynccontextmanager

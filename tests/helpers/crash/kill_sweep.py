@@ -24,25 +24,29 @@ import grpc
 import msgspec
 
 from bench.node import ROOT, allocate
+from dra_devkit.hosts import described
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_devkit.testing.pods import device_class
 from dra_kubeletplugin._proto import dra_v1_pb2 as pb
 from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.folder import LOCK
 from dra_kubeletplugin.claims.store.offline import read_rows
-from dra_kubeletplugin.errors import RecordsError, describe
-from dra_kubeletplugin.host.fake import described
+from dra_kubeletplugin.claims.store.records import NODE_FILE
+from dra_kubeletplugin.errors import describe
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.plugin.grpc import socket_paths
 from dra_kubeletplugin.plugin.grpc.sockets import is_live
-from dra_kubeletplugin.testing.pods import device_class
 from tests.helpers.crash.forked_plugins import Order
+from tests.helpers.crash.record_stores import remove_records
+from tests.helpers.pod_resources import listing_pods
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 DRIVER = "crash.example.com"
 _TIMEOUT = 60.0  # seconds
-_MISSES = 3  # unreached steps in a row that end a sweep: the number of steps differs between runs
+_MISSES = 3  # unreached steps, or faults, in a row that end a sweep: the number of steps differs between runs
 Ref = tuple[str, str, str]  # namespace, name, UID
 
 
@@ -153,6 +157,7 @@ class Node:
         self.hardware.mkdir()
         self.cdi = folder / "cdi"
         self.plugin_dir = folder / "plugins" / DRIVER
+        self.records_path = self.plugin_dir / "claims"
         self.registry = folder / "plugins_registry"
         self.plugin_dir.parent.mkdir()
         self.registry.mkdir()
@@ -194,10 +199,7 @@ class Node:
 
     def records(self) -> dict[str, str]:
         """Returns the state of each claim by UID."""
-        path = self.plugin_dir / "records.journal"
-        if not path.exists():
-            return {}
-        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
+        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(self.records_path)}
 
     def holders(self, part: str) -> dict[str, str]:
         """Returns the claim UID of each device. A device has two parts, ``a`` and ``b``."""
@@ -217,13 +219,13 @@ class Node:
                 await asyncio.sleep(0.01)
 
     def leftover_files(self) -> list[str]:
-        """Returns all files except those that a plugin keeps: journals, damaged journals and the times of taints."""
-        kept = {"records.journal", "taint-times.json"}
+        """Returns all files except those that a plugin keeps: metadata and lock of the records, damaged records, the times of taints."""
+        kept = {LOCK, NODE_FILE, "taint-times.json"}
         paths = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
         return sorted(
             str(p.relative_to(self.folder))
             for p in paths
-            if not (p.is_dir() or p.name in kept or p.name.startswith("records.journal.damaged-"))
+            if not (p.is_dir() or p.name in kept or ".damaged-" in p.name)
         )
 
 
@@ -281,16 +283,23 @@ async def reconcile(node: Node, step: int) -> None:
     if await plugin.serves() and (errors := await plugin.prepare(node.a, node.b)) is not None:
         _check_no_error(errors)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(_TIMEOUT), listing_pods(node.folder):
             while not plugin.ended.done() and node.a[2] in node.records():
                 await asyncio.sleep(0.01)
 
 
 async def repair(node: Node, step: int) -> None:
-    """Starts a plugin when the journal is unreadable and a claim is half prepared."""
+    """Starts a plugin when all records are damaged and a claim is half prepared, so that its record has no copy."""
     await _prepare_half(node)
-    path = node.plugin_dir / "records.journal"
-    path.write_bytes(b"no journal" * 1000)
+    for path in node.records_path.glob("*.json"):
+        path.write_bytes(b"no record" * 1000)
+    await start(node, step)
+
+
+async def restore(node: Node, step: int) -> None:
+    """Starts a plugin when the folder of the records was removed and a claim is half prepared."""
+    await _prepare_half(node)
+    remove_records(node.records_path)
     await start(node, step)
 
 
@@ -349,7 +358,7 @@ async def together(node: Node, step: int) -> None:
 
 PHASES: dict[str, Callable[[Node, int], Awaitable[None]]] = {
     f.__name__: f
-    for f in (start, prepare, unprepare, undo, free, reconcile, repair, publish, update, handover, together)
+    for f in (start, prepare, unprepare, undo, free, reconcile, repair, restore, publish, update, handover, together)
 }
 
 
@@ -391,11 +400,7 @@ async def _check_recovery(node: Node) -> None:
 
 
 def _prepared_uids(node: Node) -> set[str]:
-    """Returns the UIDs of prepared claims; none if the journal is unreadable."""
-    try:
-        return {uid for uid, state in node.records().items() if state == "Prepared"}
-    except RecordsError:
-        return set()
+    return {uid for uid, state in node.records().items() if state == "Prepared"}
 
 
 def _where(e: BaseException) -> str:
@@ -469,7 +474,7 @@ async def main() -> int:
                     reached = await s.kill(phase, step)
                     kills, missed = kills + reached, 0 if reached else missed + 1
                 except AssertionError as e:
-                    faults += 1
+                    faults, missed = faults + 1, missed + 1
                     print(f"FAULT {e}", flush=True)
                 step += args.every
             print(f"{phase}: {kills} kills, {time.monotonic() - start_time:.0f} s", flush=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from dra_kubeletplugin.claims.store.folder import LOCK
 from tests.helpers.crash.faulty_proxy import Mode
 from tests.helpers.crash.harness import NodeHarness
 
@@ -92,7 +94,7 @@ class Faults:
         kinds: list[tuple[str, Callable[[float], Awaitable[None]]]] = [
             ("CDI folder full", self._full),
             ("lock held by a stopped process", self._locked),
-            ("records removed", self._removed),
+            ("records lost", self._lost),
             ("plugin stopped", self._stopped),
         ]
         kinds += [(f"API server {m.name.lower()}", lambda s, m=m: self._server(m, s)) for m in SERVER]  # type: ignore[misc]
@@ -147,21 +149,27 @@ class Faults:
 
     async def _locked(self, seconds: float) -> None:
         holder = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", HOLDER, str(self.harness.records_path.parent),
+            sys.executable, "-S", "-c", HOLDER, str(self.harness.records_path / LOCK),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert holder.stdout
         continues = self.rng.random() < 0.5
         try:
-            await holder.stdout.readline()  # empty if the database does not exist or is locked
+            await holder.stdout.readline()  # empty if the lock file does not exist
             await asyncio.sleep(seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 holder.send_signal(signal.SIGCONT if continues else signal.SIGKILL)
             await holder.wait()
 
-    async def _removed(self, seconds: float) -> None:
-        self.harness.records_path.unlink(missing_ok=True)
+    async def _lost(self, seconds: float) -> None:
+        """Removes the folder of the records, or overwrites one of its files."""
+        path = self.harness.records_path
+        with contextlib.suppress(OSError, IndexError):  # the plugin changes the folder meanwhile
+            if self.rng.random() < 0.5:
+                shutil.rmtree(path)
+            else:
+                self.rng.choice(sorted(path.glob("*.json"))).write_bytes(b"no record")
         await asyncio.sleep(seconds)  # keeps this fault in progress, so that it does not repeat at once
 
     async def _stopped(self, seconds: float) -> None:

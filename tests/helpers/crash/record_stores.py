@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +21,23 @@ from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.capacity import Supply, draws_of
 from dra_kubeletplugin.claims.claim_files import note_of
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
-from dra_kubeletplugin.claims.record import InFlightRecords
-from dra_kubeletplugin.claims.store.journal import Journal
-from dra_kubeletplugin.claims.store.lines import PUT, Change, encode
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.record import checked_line, checked_text, encode_record
+from dra_kubeletplugin.claims.store.files import LOCK
+from dra_kubeletplugin.claims.store.folder import ClaimFolder
+from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
+from dra_kubeletplugin.claims.store.store import Mode
 
 DRIVER = "d.example.com"
 BOOT = "boot"
-JOURNAL = "records.journal"
+RECORDS = "claims"
 
 
-def open_store(
-    folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFlightRecords | None = None
-) -> RecordStore:
+def open_store(folder: Path, wait: float = 5, boot: str = BOOT) -> RecordStore:
     """Opens the records as a separate plugin instance."""
     process = InstanceLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    journal = Journal(folder / JOURNAL, specs, process, in_flight or InFlightRecords(), boot, wait, Metrics())
-    return RecordStore(journal)
+    return RecordStore(ClaimFolder(folder / RECORDS, specs, process, boot, wait, Metrics()))
 
 
 @contextlib.asynccontextmanager
@@ -47,21 +48,24 @@ async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIter
         yield store
     finally:
         await store.close()
-        store.journal.process.release()
+        store.folder.process.release()
 
 
-def make_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **doc: Any) -> Record:
-    devices = [{"request": "r", "pool": "node", "device": device}]
-    return Record(uid, "ns", f"name-{uid}", state, BOOT, owner, {"devices": devices, **doc})
+def make_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **fields: Any) -> Record:
+    devices = fields.pop("devices", None) or [{"request": "r", "pool": "node", "device": device}]
+    return Record(uid, "ns", f"name-{uid}", state, BOOT, owner, devices, **fields)
 
 
-def make_record_with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
+def make_record_with_file(
+    folder: Path, uid: str, device: str, *, created: float | None = None, token: str = "", **fields: Any
+) -> Record:
     """Creates the record, the CDI file and the note of a prepared claim."""
-    specs = ClaimSpecs(folder / "cdi", DRIVER)
-    record = make_record(uid, device, complete=True, **doc)
+    specs = ClaimSpecs(folder / "cdi", DRIVER, token)
+    record = make_record(uid, device, complete=True, **fields)
+    record.created = record.created if created is None else created
     record.devices[0]["cdi"] = [specs.device_id(specs.device_name(uid, device))]
-    record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
-    specs.write(uid, record.doc["cdi"])
+    record.cdi = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
+    specs.write(uid, record.cdi)
     specs.write_note(uid, note_of(record))
     return record
 
@@ -70,36 +74,101 @@ async def insert(store: RecordStore, record: Record) -> None:
     await store.do(lambda records: records.insert(record))
 
 
-def lose_bodies(path: Path, text: str) -> None:
-    """Overwrites the bodies of all lines that contain ``text``. The heads stay readable."""
-    lines = path.read_bytes().split(b"\n")
-    for i, line in enumerate(lines):
-        if text.encode() in line:
-            head, _, body = line.partition(b"\t")
-            lines[i] = head + b"\t" + b"X" * len(body)
-    path.write_bytes(b"\n".join(lines))
+async def kill(store: RecordStore) -> None:
+    """Ends the store and its instance as SIGKILL does: nothing is written or checked any more."""
+    store._closed = True
+    await store._idle.wait()
+    store.folder.close()
+    assert store.folder.process._lock
+    store.folder.process._lock.close()
 
 
-def append_body(path: Path, record: Record, body: bytes, uid: str | None = None) -> None:
-    """Appends a line with an unusual body, correct checksums, and the holds of ``record`` in its head."""
-    holds = tuple((h.pool, h.device, h.share, h.takes) for h in record.holds())
-    with path.open("ab") as file:
-        file.write(
-            encode(Change(PUT, record.uid if uid is None else uid, f"{record.namespace}/{record.name}", holds), body)
-        )
+def run_now(store: RecordStore, operation: Callable[..., Any], mode: Mode = Mode.WRITE) -> Any:
+    """Runs an operation in this thread, as the record thread does. Returns its result, or raises its exception."""
+    (response,) = store._work([(operation, mode)])
+    if isinstance(response, BaseException):
+        raise response
+    return response
 
 
-def set_format(path: Path, format: int) -> None:
-    """Sets another version number in the journal."""
-    first, _, remainder = path.read_bytes().partition(b"\n")
-    header = msgspec.json.decode(first.partition(b"\t")[0][9:], type=Change)
-    path.write_bytes(encode(msgspec.structs.replace(header, format=format)) + remainder)
+def end_recovery(store: RecordStore) -> None:
+    """Notes that the driver's ``recover()`` has returned. A store without any file begins with a pending recovery."""
+    run_now(store, lambda records: records.clear_meta(RECOVER), Mode.SYNC)
+
+
+def kill_now(store: RecordStore) -> None:
+    """Closes all files of the process, as the kernel does when it dies; the file of the instance stays. Makes no other call."""
+    store.folder.close()
+    process = store.folder.process
+    lock, process._lock = process._lock, None
+    if lock:
+        lock.close()
+
+
+def stop(store: RecordStore) -> None:
+    """Closes the files of a store that was only used in this thread, and ends the instance."""
+    store.folder.close()
+    store.folder.process.release()
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Returns all files of the store below the folder of an instance: all regular files except the files of processes."""
+    processes = str(folder / "processes")
+    return sorted(Path(root, name) for root, _, names in os.walk(folder) if root != processes for name in names)
+
+
+@contextlib.contextmanager
+def memory_folder() -> Iterator[Path]:
+    """Yields a new folder for a test that starts thousands of stores: in memory, if this machine has a file system for that.
+
+    Disables the log in the block: the starts report damage, and a handler of log lines makes system calls.
+    """
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    path = Path(tempfile.mkdtemp(prefix="t-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))  # noqa: S108
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+        logging.disable(level)
+
+
+def remove_records(path: Path) -> None:
+    """Removes the folder of the records in one step: a plugin may write it again while a command removes file after file."""
+    path.rename(former := path.with_name(f"former-{os.urandom(4).hex()}"))
+    shutil.rmtree(former)
+
+
+def damage_file(path: Path, uid: str) -> None:
+    """Overwrites a claim's file completely."""
+    (path / file_name(uid)).write_bytes(b"garbage" * 100)
+
+
+def damage_body(path: Path, uid: str) -> None:
+    """Overwrites the second line of a claim's file. The first line stays readable."""
+    file = path / file_name(uid)
+    head, _, body = file.read_bytes().partition(b"\n")
+    file.write_bytes(head + b"\n" + b"X" * len(body))
+
+
+def write_body(path: Path, record: Record, body: bytes) -> None:
+    """Writes a claim's file with an unusual second line, and the holds of ``record`` in the first line."""
+    path.mkdir(exist_ok=True)
+    head, _, _ = encode_record(record, record.holds()).partition(b"\n")
+    (path / file_name(record.uid)).write_bytes(head + b"\n" + body + b"\n")
+
+
+def set_version(path: Path, uid: str, version: int) -> None:
+    """Sets another version number in a claim's file."""
+    file = path / file_name(uid)
+    head, _, body = file.read_bytes().partition(b"\n")
+    file.write_bytes(checked_line(msgspec.json.decode(checked_text(head) or b"") | {"version": version}) + body)
 
 
 @contextlib.contextmanager
 def records_locked(path: Path) -> Iterator[None]:
     """Holds the lock of the records at ``path``, like another instance that hangs."""
-    fd = os.open(path.parent, os.O_RDONLY)
+    fd = os.open(path / LOCK, os.O_RDONLY | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.testing import device_class, pod
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, PODS
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import device_class, pod
 
 pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]
 FOLDER = Path(__file__).parent

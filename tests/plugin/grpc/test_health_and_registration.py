@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
@@ -17,7 +13,6 @@ import pytest
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
-from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import DeviceHealth
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -25,16 +20,10 @@ from dra_kubeletplugin.devices.pool_state import DeviceKey
 from dra_kubeletplugin.plugin.grpc import (
     NodeService,
     Registration,
-    lock_of,
-    remove_dead,
-    remove_temporary,
 )
-from dra_kubeletplugin.plugin.grpc import path_lock as path_lock_module
 from dra_kubeletplugin.plugin.grpc.health import HealthService
-from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 
 MIB = 1024 * 1024
-INSTANCE, OTHER = "1-0123abcd", "1-89abcdef"
 
 
 class FakeServer:
@@ -243,192 +232,3 @@ async def test_both_versions_of_the_claims_service_are_served() -> None:
     assert added_services(NodeService(cast(Any, None), Metrics()).add_to) == [
         f"k8s.io.kubelet.pkg.apis.dra.{v}.DRAPlugin" for v in ("v1", "v1beta1")
     ]
-
-
-# --- the lock on a path -------------------------------------------------------------------------------------
-
-
-def lock(folder: Path, token: str = INSTANCE) -> PathLock:
-    return PathLock(folder / "x.lock", token)
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_can_be_acquired_once_and_again_after_its_release(tmp_path: Path) -> None:
-    first, second = lock(tmp_path), lock(tmp_path, OTHER)
-    first.release()
-    for _ in range(2):
-        assert first.acquire() is True
-        assert [(p.name, p.stat().st_mode & 0o777) for p in tmp_path.iterdir()] == [("x.lock", 0o600)]
-        assert second.acquire() is False
-        second.release()
-        assert [p.name for p in tmp_path.iterdir()] == ["x.lock"]
-        first.release()
-        first.release()
-        assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_file_without_its_process_is_acquired_and_removed_at_the_release(tmp_path: Path) -> None:
-    (tmp_path / "x.lock").touch()
-    acquired_lock = lock(tmp_path)
-    assert acquired_lock.acquire() is True
-    assert lock(tmp_path, OTHER).acquire() is False
-    acquired_lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_whose_file_was_removed_can_be_released(tmp_path: Path) -> None:
-    acquired_lock = lock(tmp_path)
-    assert acquired_lock.acquire()
-    (tmp_path / "x.lock").unlink()
-    acquired_lock.release()
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        PathLock(tmp_path / "nowhere" / "x.lock", INSTANCE).acquire()
-
-
-class FakeOs:
-    """Replaces ``os`` in the lock's module. ``before`` runs just before the lock file gets its name."""
-
-    def __init__(self, before: Any) -> None:
-        self.before = before
-        self.links = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def link(self, source: Path, target: Path) -> None:
-        self.links += 1
-        self.before(target)
-        os.link(source, target)
-
-
-@pytest.mark.usefixtures("no_leak")
-@pytest.mark.parametrize("attempts", [1, 19, 20])
-def test_at_most_20_attempts_are_made_while_other_processes_create_and_remove_the_file(
-    attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In each attempt the file exists when the lock file is to get its name, and does not exist afterwards."""
-    os_ = FakeOs(lambda target: None)
-
-    def create_file(target: Path) -> None:
-        if os_.links <= attempts:
-            raise FileExistsError(errno.EEXIST, "it was there a moment ago")
-
-    os_.before = create_file
-    monkeypatch.setattr(path_lock_module, "os", os_)
-    own_lock = lock(tmp_path)
-    assert own_lock.acquire() is (attempts < 20)
-    assert os_.links == min(attempts + 1, 20)
-    own_lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_an_error_while_a_lock_file_gets_its_name_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(target: Path) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(path_lock_module, "os", FakeOs(fail))
-    with pytest.raises(OSError, match="full"):
-        lock(tmp_path).acquire()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_leak")
-@pytest.mark.parametrize("is_replaced", [True, False], ids=["file of another process", "no file"])
-def test_a_lock_file_of_a_dead_process_that_is_removed_during_the_acquisition_is_not_the_lock(
-    is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x.lock"
-    path.touch()
-    times = 0
-
-    def flock(fd: int, operation: int) -> None:
-        nonlocal times
-        times += 1
-        fcntl.flock(fd, operation)
-        if times == 1:
-            path.unlink()
-            if is_replaced:
-                path.touch()
-
-    fake = type("Fcntl", (), {"flock": staticmethod(flock), "LOCK_EX": fcntl.LOCK_EX, "LOCK_NB": fcntl.LOCK_NB})
-    monkeypatch.setattr(locks, "fcntl", fake)
-    own_lock = lock(tmp_path)
-    assert own_lock.acquire() is True
-    monkeypatch.undo()
-    assert lock(tmp_path, OTHER).acquire() is False, "the locked file is the file with the name"
-    own_lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_file_that_another_instance_is_removing_does_not_block_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x.lock"
-    with path.open("w") as locked_file:
-        fcntl.flock(locked_file, fcntl.LOCK_EX)
-
-        def remove_and_unlock(seconds: float) -> None:
-            path.unlink(missing_ok=True)
-            fcntl.flock(locked_file, fcntl.LOCK_UN)
-
-        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=remove_and_unlock))
-        own_lock = lock(tmp_path)
-        assert own_lock.acquire() is True
-        assert lock(tmp_path, OTHER).acquire() is False
-        own_lock.release()
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_of_a_dead_process_is_removed_and_a_lock_of_a_running_process_is_not(tmp_path: Path) -> None:
-    path = lock_of(tmp_path / "x.sock", tmp_path)
-    assert path == tmp_path / "x.sock.lock"
-    assert remove_dead(path) is False
-    path.touch()
-    assert remove_dead(path) is True
-    assert not path.exists()
-    running_lock = PathLock(path, INSTANCE)
-    assert running_lock.acquire()
-    assert remove_dead(path) is False
-    assert path.exists()
-    running_lock.release()
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_lock_that_is_replaced_during_the_check_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "x.lock"
-    path.touch()
-
-    def flock(fd: int, operation: int) -> None:
-        (tmp_path / "new").touch()
-        (tmp_path / "new").rename(path)
-
-    fake = type("Fcntl", (), {"flock": staticmethod(flock), "LOCK_EX": fcntl.LOCK_EX, "LOCK_NB": fcntl.LOCK_NB})
-    monkeypatch.setattr(locks, "fcntl", fake)
-    assert remove_dead(path) is False
-    assert path.exists()
-
-
-def test_temporary_files_of_dead_processes_are_removed_and_no_other_files(tmp_path: Path) -> None:
-    kept_names = [f".x.sock.lock.{INSTANCE}", f"x.lock.{OTHER}", ".x.lock", f".x.lock.{OTHER}x", ".x.lock.1-ABCDEF01"]
-    for name in (*kept_names, f".x.sock.lock.{OTHER}", f".y.lock.{OTHER}", f".taint-times.json.{OTHER}"):
-        (tmp_path / name).touch()
-    checked_tokens: list[str] = []
-
-    def is_alive(token: str) -> bool:
-        checked_tokens.append(token)
-        (tmp_path / f".y.lock.{OTHER}").unlink(missing_ok=True)  # removed by another instance at the same time
-        return token == INSTANCE
-
-    remove_temporary(tmp_path, is_alive)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept_names)
-    assert set(checked_tokens) == {INSTANCE, OTHER}

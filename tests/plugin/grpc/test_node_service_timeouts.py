@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.testing import node_with
+from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
 SCALE = 1 / 40  # the plugin responds after 40 s, and the kubelet cancels after 45 s

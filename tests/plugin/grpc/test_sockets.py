@@ -8,10 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from dra_devkit.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.plugin.grpc import Registration, UnixServer, remove_hidden, remove_stale
-from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
-from tests.helpers.crash.harness import ROOT
 from tests.helpers.waiting import wait_until
 
 INSTANCE = "1-0123abcd"
@@ -109,54 +104,6 @@ async def test_exactly_one_of_several_processes_that_start_on_one_path_serves(tm
             if r is None:
                 await s.stop()
         assert list(tmp_path.iterdir()) == []
-
-
-LOCKING = """
-import sys, time
-from pathlib import Path
-from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
-lock = PathLock(Path(sys.argv[1]), sys.argv[2])
-while time.time() < float(sys.argv[3]):
-    pass
-print(int(lock.acquire()), flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.full
-def test_exactly_one_real_process_gets_a_lock_and_the_lock_of_a_killed_process_is_acquired(tmp_path: Path) -> None:
-    import time
-
-    path = tmp_path / "x.lock"
-    for _ in range(3):
-        start_time = str(time.time() + 1.5)
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        processes = [
-            subprocess.Popen([sys.executable, "-c", LOCKING, str(path), f"1-{i:08x}", start_time], env=env, stdin=-1, stdout=-1, text=True)
-            for i in range(3)
-        ]  # fmt: skip
-        got = [p.stdout.readline().strip() for p in processes if p.stdout]
-        for p in processes:
-            p.send_signal(signal.SIGKILL)
-            p.communicate()
-        assert sorted(got) == ["0", "0", "1"]
-        assert [p.name for p in tmp_path.iterdir()] == ["x.lock"], (
-            "the file of the killed process, which the next process uses"
-        )
-
-
-def test_a_lock_is_released_with_its_own_file_and_never_with_another_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.lock"
-    first = PathLock(path, INSTANCE)
-    assert first.acquire()
-    assert not PathLock(path, OTHER).acquire()
-    path.unlink()
-    second = PathLock(path, OTHER)
-    assert second.acquire()
-    first.release()
-    assert path.exists()
-    second.release()
-    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_failed_start_leaves_no_lock(tmp_path: Path) -> None:

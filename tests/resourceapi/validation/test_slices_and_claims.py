@@ -8,49 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.vectors.test_vectors import post, put
+from dra_kubeletplugin.base.json_types import JSON
+from tests.helpers.strict_writes import post, put
+from tests.resourceapi.validation.objects import a_slice, claim, device, policy, request, template
 
-JSON = dict[str, Any]
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
 SELECTOR = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}
 
 
-def a_slice(**spec: Any) -> JSON:
-    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    whole = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "a"}]} | spec
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": whole}
-
-
-def device(**fields: Any) -> JSON:
-    return a_slice(devices=[{"name": "a"} | fields])
-
-
-def policy(capacity: str = "10", **fields: Any) -> JSON:
-    entry = {"value": capacity, "requestPolicy": fields}
-    return device(capacity={"bw": entry}, allowMultipleAllocations=True)
-
-
-def claim(*requests: JSON, **devices: Any) -> JSON:
-    spec = {"devices": {"requests": list(requests)} | devices}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": spec}
-
-
-def request(name: str = "a", **fields: Any) -> JSON:
-    return {"name": name, "exactly": {"deviceClassName": "gpu"} | fields}
-
-
 def with_metadata(obj: JSON, **metadata: Any) -> JSON:
     return obj | {"metadata": obj["metadata"] | metadata}
-
-
-def template(**metadata: Any) -> JSON:
-    inner = {"metadata": metadata, "spec": claim(request())["spec"]}
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": "t"},
-        "spec": inner,
-    }
 
 
 FAULTS: list[tuple[Callable[[], JSON], list[str]]] = [

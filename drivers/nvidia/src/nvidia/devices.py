@@ -6,7 +6,6 @@ names are made of the PCI address, because minor numbers change when a GPU is bo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -73,9 +72,9 @@ def common_attributes(gpu: sdk.Gpu, fn: PciFunction) -> dict[str, Attribute]:
         "productName": gpu.name,
         "brand": gpu.brand,
         "architecture": gpu.architecture,
-        "cudaComputeCapability": _version(gpu.compute_capability),
-        "driverVersion": _version(gpu.driver_version),
-        "cudaDriverVersion": _version(gpu.cuda_version),
+        "cudaComputeCapability": Version.coerce(gpu.compute_capability),
+        "driverVersion": Version.coerce(gpu.driver_version),
+        "cudaDriverVersion": Version.coerce(gpu.cuda_version),
         "addressingMode": gpu.addressing_mode,
         "eccEnabled": gpu.ecc,
         "fabricCliqueID": gpu.fabric_clique,
@@ -177,12 +176,6 @@ def _bars(fn: PciFunction) -> int:
         first, last, _ = (int(number, 16) for number in line.split())
         total += last - first + 1 if last else 0
     return 1 << (total - 1).bit_length() if total else 0
-
-
-def _version(text: str) -> Version:
-    """Maps a version to semantic versioning, which has three numbers without leading zeros."""
-    numbers = [str(int(part)) for part in re.findall(r"\d+", text)[:3]]
-    return Version(".".join([*numbers, "0", "0"][:3]))
 
 
 def _memory(gpu: sdk.Gpu) -> dict[str, Quantity | int]:

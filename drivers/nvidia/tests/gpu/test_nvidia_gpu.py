@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.runtime.interface import LogOptions
-from dra_kubeletplugin.localcluster.runtime.runc_runtime import factory
-from dra_kubeletplugin.testing import DriverNode, on_node
-from dra_kubeletplugin.testing.claims import CLASS
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_devkit.localcluster.runtime.interface import LogOptions
+from dra_devkit.localcluster.runtime.runc_runtime import factory
+from dra_devkit.testing import DriverNode, on_node
+from dra_devkit.testing.claims import CLASS
 
 from nvidia.driver import Nvidia
 

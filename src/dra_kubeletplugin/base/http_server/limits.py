@@ -53,14 +53,24 @@ class Limits:
 
 
 PROBES = Limits(
-    head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=128, requests=32, head_bytes=16 * 1024,
-    head_lines=64, body_bytes=1024, buffered_bytes=8 * 1024 * 1024, socket_bytes=32 * 1024,
-)  # fmt: skip
+    head_timeout=5,
+    body_timeout=5,
+    idle_timeout=30,
+    send_timeout=10,
+    connections=128,
+    requests=32,
+    head_bytes=16 * 1024,
+    head_lines=64,
+    body_bytes=1024,
+    buffered_bytes=8 * 1024 * 1024,
+    socket_bytes=32 * 1024,
+)
 """For metrics and probes: requests without a body, from the kubelet, a few scrapers, and any other client that reaches the port."""
 
 
 class Phase(Enum):
     UNFINISHED = auto()  # the client has not sent all of its handshake or request
+    QUEUED = auto()  # the client has sent a byte of its handshake, which waits for its turn
     WORKING = auto()  # the server's handler runs, or the response is a stream
     RESPONDING = auto()  # the client has not read all of the response
     PIPELINED = auto()  # the client sent several requests without waiting for responses; the next request waits
@@ -94,7 +104,7 @@ class ClientConnection:
         match self.phase:
             case _ if self.closing:
                 return False
-            case Phase.WORKING:
+            case Phase.QUEUED | Phase.WORKING:
                 return False
             case Phase.RESPONDING | Phase.PIPELINED:
                 return True
@@ -147,7 +157,7 @@ class Connections:
 
     def may_wait(self, new: ClientConnection) -> bool:
         """Whether to wait until a connection can be closed. A client whose handled requests use its whole share is refused instead."""
-        return self._is_full() or any(c.may_be_closed for c in self._rivals(new))
+        return self._is_full() or any(c.may_be_closed or c.phase is Phase.QUEUED for c in self._rivals(new))
 
     def _is_full(self) -> bool:
         return self.most is not None and self._by_peer.total() > self.most
@@ -162,7 +172,7 @@ class Connections:
 
     def close_any(self) -> bool:
         """Closes a connection, also one within ``GRACE``. Used when the process has no file descriptors left."""
-        return self._close_one(self._open, grace=0.0)
+        return self._close_one(self._open, also_new=True)
 
     def hold(self, connection: ClientConnection, size: int) -> None:
         """Sets the number of buffered bytes of a connection to ``size``.
@@ -207,8 +217,8 @@ class Connections:
         if not self._by_peer[peer]:
             del self._by_peer[peer]
 
-    def _close_one(self, connections: Iterable[ClientConnection], grace: float = GRACE) -> bool:
-        now = asyncio.get_running_loop().time()
+    def _close_one(self, connections: Iterable[ClientConnection], *, also_new: bool = False) -> bool:
+        now, grace = asyncio.get_running_loop().time(), 0.0 if also_new else GRACE
         found = min(((key, c) for c in connections if (key := _order(c, now, grace))), key=lambda f: f[0], default=None)
         if found is None:
             return False

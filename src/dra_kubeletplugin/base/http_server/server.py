@@ -47,7 +47,8 @@ class HttpServer:
     """Serves ``handler`` until closed.
 
     ``address`` is HOST:PORT. Port 0 takes a free port; without HOST the server listens on IPv6 and IPv4. ``tls`` may be replaced at
-    any time; later connections use the new value.
+    any time; later connections use the new value. If ``shared``, other servers of this user that also share may use the address at
+    the same time; the kernel gives each connection to one of them.
     """
 
     def __init__(
@@ -56,8 +57,13 @@ class HttpServer:
         address: str = "127.0.0.1:0",
         tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         self.handler = handler
+        self._shared = shared
+        self.shown = ""
+        """Where clients can connect, for logs; empty until :meth:`start` has returned."""
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self.tls = tls
@@ -70,12 +76,15 @@ class HttpServer:
 
     async def start(self) -> str:
         """Starts to serve. Returns the URL. Raises ``OSError`` if the address cannot be used."""
-        listeners = await _listen(self._host, self._port, self._limits.socket_bytes)
+        listeners = await _listen(self._host, self._port, self._limits.socket_bytes, self._shared)
         for listener in listeners:
             self._listeners[listener] = asyncio.create_task(self._accept_clients(listener), name="accept")
         host, port = listeners[0].getsockname()[:2]
-        shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
-        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
+        is_everywhere = host in {"::", "0.0.0.0"}
+        shown = "localhost" if is_everywhere else f"[{host}]" if ":" in host else host
+        url = f"{'https' if self.tls else 'http'}://{shown}:{port}"
+        self.shown = f"port {port} of every address" if is_everywhere else url
+        return url
 
     async def close(self, grace: float = 0.0) -> None:
         """Closes all connections; requests that have begun to arrive get a response within ``grace`` seconds."""
@@ -204,7 +213,7 @@ class HttpServer:
             await _readable(client)
         if not client.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError("the client closed the connection before the handshake")
-        connection.enter(Phase.WORKING)  # from here on, the client waits for the server
+        connection.enter(Phase.QUEUED)  # from here on, the client waits for the server
         async with self._handshakes:
             await asyncio.sleep(0)
         connection.enter(Phase.UNFINISHED)
@@ -237,10 +246,10 @@ async def _readable(sock: socket.socket) -> None:
             loop.remove_reader(sock)
 
 
-async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket.socket]:
+async def _listen(host: str, port: int, socket_bytes: int | None, shared: bool) -> list[socket.socket]:
     """Returns a listening socket for each address of the host; without a host, one for all addresses of the machine. Raises ``OSError``."""
     if not host:
-        listeners = [_listen_on_all_addresses(port)]
+        listeners = [_listen_on_all_addresses(port, shared)]
     else:
         loop = asyncio.get_running_loop()
         # Bytes, because for text Python loads a codec whose tables stay in memory.
@@ -249,7 +258,8 @@ async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket
         listeners = []
         try:
             for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-                listeners.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+                listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG, reuse_port=shared)
+                listeners.append(listener)
         except OSError:
             for listener in listeners:
                 listener.close()
@@ -262,12 +272,14 @@ async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket
     return listeners
 
 
-def _listen_on_all_addresses(port: int) -> socket.socket:
+def _listen_on_all_addresses(port: int, shared: bool) -> socket.socket:
     """Returns a listening socket for all addresses of the machine: IPv6 and IPv4, or IPv4 only."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 may be switched off in the kernel
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG, reuse_port=shared
+            )
+    return socket.create_server(("", port), backlog=_BACKLOG, reuse_port=shared)
 
 
 __all__ = ["PROBES", "Handler", "HttpServer", "Limits", "Request", "Response", "Tunnel", "stop_listening"]

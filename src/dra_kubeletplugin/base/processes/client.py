@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import RetryableError, describe
 from .identity import ProcessIdentity
-from .local import Command, Launched, ProcessState
+from .local import Launched, ProcessCommand, ProcessState
 from .supervisor import MAX_LINE, LaunchRequest, Request, StateRequest, StopRequest, SupervisorResponse
 
 _TIMEOUT = 10.0  # seconds of a request, in addition to the time that the request itself may take
@@ -25,7 +25,7 @@ class SupervisedRunner:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def launch(self, command: Command) -> Launched:
+    def launch(self, command: ProcessCommand) -> Launched:
         connection = self._connect(_TIMEOUT)
         try:
             response = self._ask(connection, LaunchRequest(command))
@@ -45,7 +45,7 @@ class SupervisedRunner:
             raise RetryableError(f"the process supervisor at {self.path} sent no state")
         return response.state
 
-    def stop(self, process: ProcessIdentity, command: Command) -> None:
+    def stop(self, process: ProcessIdentity, command: ProcessCommand) -> None:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             self._request(StopRequest(process, command), _TIMEOUT + 2 * command.stop_timeout)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..files import read_file, read_text_file
+
 _PROC = Path("/proc")
 _POLL_LIMIT = 60.0  # seconds of one poll(2)
 
@@ -57,7 +59,7 @@ def here() -> tuple[str, str]:
     """Returns the namespace of process ids of this process, and the boot."""
     try:
         namespace = str((_PROC / "self/ns/pid").stat().st_ino)
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        boot = read_text_file(_PROC / "sys/kernel/random/boot_id").strip()
     except OSError:  # sandboxes such as gVisor have no such files
         return "", ""
     return namespace, boot
@@ -66,7 +68,7 @@ def here() -> tuple[str, str]:
 def read_stat(pid: int) -> ProcessStat | None:
     """Returns the state of a process; None if there is no such process."""
     try:
-        line = (_PROC / str(pid) / "stat").read_bytes()
+        line = read_file(_PROC / str(pid) / "stat")
     except OSError:
         return None
     # The name of the program comes before the last parenthesis, and may contain spaces and parentheses itself.
@@ -129,7 +131,7 @@ def with_variable(name: str, value: str) -> list[ProcessIdentity]:
     for found, stat in _all():
         if stat.is_alive:
             with contextlib.suppress(OSError):
-                if wanted in (_PROC / str(found.pid) / "environ").read_bytes().split(b"\0"):
+                if wanted in read_file(_PROC / str(found.pid) / "environ").split(b"\0"):
                     out.append(found)
     return out
 

@@ -19,6 +19,7 @@ from typing import Protocol
 import msgspec
 
 from ...errors import RetryableError, clip, describe, printable
+from ..files import open_regular
 from .identity import (
     ProcessIdentity,
     identify,
@@ -49,7 +50,7 @@ except OSError as e: sys.exit(f"{sys.argv[2]} cannot be started: {e.strerror}")
 """
 
 
-class Command(msgspec.Struct, frozen=True):
+class ProcessCommand(msgspec.Struct, frozen=True):
     """A program with its arguments and environment.
 
     Args:
@@ -99,13 +100,13 @@ class Launched(Protocol):
 class ProcessRunner(Protocol):
     """Starts processes, and returns the state of each process that it started. Its methods block; they may be called in any thread."""
 
-    def launch(self, command: Command) -> Launched:
+    def launch(self, command: ProcessCommand) -> Launched:
         """Creates a process that waits to run its program. Raises :class:`RetryableError`."""
 
     def state(self, process: ProcessIdentity) -> ProcessState:
         """Returns the state of a process. Raises :class:`RetryableError` if it is not known now."""
 
-    def stop(self, process: ProcessIdentity, command: Command) -> None:
+    def stop(self, process: ProcessIdentity, command: ProcessCommand) -> None:
         """Ends the process and all its descendants. Raises :class:`RetryableError` if one of them does not end."""
 
 
@@ -115,18 +116,23 @@ class LocalRunner:
     def __init__(self) -> None:
         self._exits: dict[int, str] = {}  # how the processes that this object started ended, by process id
 
-    def launch(self, command: Command) -> Launched:
+    def launch(self, command: ProcessCommand) -> Launched:
         env = command.environment()
         if not _is_program(command.argv[0], env):
             raise RetryableError(f"the program {printable(command.argv[0])} was not found; PATH is {env['PATH']}")
         stdin, gate = os.pipe()
         try:
-            log = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            log = open_regular(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 process = subprocess.Popen(  # noqa: S603 - the driver's own program
                     [sys.executable, "-I", "-S", "-c", _LAUNCHER, " ".join(env), *command.argv],
-                    stdin=stdin, stdout=log, stderr=log, env=env, cwd=command.cwd, start_new_session=True,
-                )  # fmt: skip
+                    stdin=stdin,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    cwd=command.cwd,
+                    start_new_session=True,
+                )
             finally:
                 os.close(log)
         except (OSError, ValueError) as e:
@@ -149,7 +155,7 @@ class LocalRunner:
         self.reap([process.pid])
         return ProcessState(running=False, text=self._exits.get(process.pid, "ended"))
 
-    def stop(self, process: ProcessIdentity, command: Command) -> None:
+    def stop(self, process: ProcessIdentity, command: ProcessCommand) -> None:
         deadline = time.monotonic() + command.stop_timeout
         descendants = {d.pid: d for d in in_session_of(process)}
         if is_alive(process):
@@ -194,12 +200,18 @@ class LocalRunner:
             self._exits[ended.si_pid] = _exit_text(ended)
 
     @staticmethod
-    def _run_stop(command: Command) -> None:
+    def _run_stop(command: ProcessCommand) -> None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the process is killed
             subprocess.run(  # noqa: S603 - the driver's own program
-                command.stop, env=command.environment(), cwd=command.cwd, timeout=command.stop_timeout,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+                command.stop,
+                env=command.environment(),
+                cwd=command.cwd,
+                timeout=command.stop_timeout,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
 
     def _kill(self, processes: Iterable[ProcessIdentity]) -> None:
         for process in processes:
@@ -239,7 +251,7 @@ def cut_log(path: Path, limit: int = MAX_LOG) -> bool:
 
     The process writes at the end of the file, also after the cut. Lines that it writes during the cut may be lost.
     """
-    with path.open("r+b") as file:
+    with os.fdopen(open_regular(path, os.O_RDWR), "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size <= limit:
             return False
@@ -254,9 +266,9 @@ def cut_log(path: Path, limit: int = MAX_LOG) -> bool:
 def log_tail(path: Path) -> str:
     """Returns the end of a log file on one line; empty if there is none."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return clip(file.read().decode(errors="replace").strip(), _TAIL)
+            return clip(file.read(_TAIL).decode(errors="replace").strip(), _TAIL)
     except OSError:
         return ""
 
@@ -273,9 +285,9 @@ def _exit_text(ended: os.waitid_result) -> str:
 __all__ = [
     "MARKER",
     "MAX_LOG",
-    "Command",
     "Launched",
     "LocalRunner",
+    "ProcessCommand",
     "ProcessRunner",
     "ProcessState",
     "cut_log",

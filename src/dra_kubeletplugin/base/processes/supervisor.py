@@ -20,7 +20,7 @@ import msgspec
 
 from ...errors import DraError, describe
 from .identity import ProcessIdentity
-from .local import Command, LocalRunner, ProcessState
+from .local import LocalRunner, ProcessCommand, ProcessState
 
 log = logging.getLogger(__name__)
 MAX_LINE = 256 * 1024
@@ -31,7 +31,7 @@ _REAP_INTERVAL = 1.0  # seconds
 class LaunchRequest(msgspec.Struct, frozen=True, tag="launch"):
     """Creates a process that waits. It runs its program when the client sends one more line, or ends if the client disconnects first."""
 
-    command: Command
+    command: ProcessCommand
 
 
 class StateRequest(msgspec.Struct, frozen=True, tag="state"):
@@ -40,7 +40,7 @@ class StateRequest(msgspec.Struct, frozen=True, tag="state"):
 
 class StopRequest(msgspec.Struct, frozen=True, tag="stop"):
     process: ProcessIdentity
-    command: Command
+    command: ProcessCommand
 
 
 Request = LaunchRequest | StateRequest | StopRequest

@@ -265,13 +265,19 @@ class Settings:
         return self.kubelet_root / "plugins_registry"
 
     @property
+    def pod_resources_socket(self) -> Path:
+        """Socket at which the kubelet lists its pods."""
+        return self.kubelet_root.absolute() / "pod-resources" / "kubelet.sock"
+
+    @property
     def plugin_dir(self) -> Path:
         """This driver's own folder: DRA socket, claim records, process locks. It follows from the kubelet root and the driver's name."""
         return self.kubelet_root / "plugins" / self.driver_name
 
     @property
     def records_path(self) -> Path:
-        return self.plugin_dir / "records.journal"
+        """The folder with a file for each claim."""
+        return self.plugin_dir / "claims"
 
     @property
     def health_timeout(self) -> float:

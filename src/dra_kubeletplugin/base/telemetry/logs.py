@@ -30,6 +30,7 @@ Fields = Mapping[str, object]
 _operation: contextvars.ContextVar[str] = contextvars.ContextVar("operation", default="")
 _fields: contextvars.ContextVar[Callable[[], Fields] | None] = contextvars.ContextVar("log_fields", default=None)
 _WORD = re.compile(r'[^\s"=]+')  # a value that the text format does not quote
+_OUR_PACKAGE = re.compile(r"^dra_\w+\.")
 # The attributes that every record has; all others are fields that a call passed with ``extra=``.
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -109,7 +110,7 @@ class _Base(logging.Formatter):
 class TextFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
         op = _operation.get()
-        name = record.name.removeprefix("dra_kubeletplugin.")
+        name = _OUR_PACKAGE.sub("", record.name)
         # Indented, so that text from outside cannot imitate a log line.
         message = self.message_text(record).replace("\n", "\n    ")
         line = f"{self.timestamp_text(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {message}"

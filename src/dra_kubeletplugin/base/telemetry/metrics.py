@@ -27,7 +27,7 @@ _COUNTERS = {
     "publish_errors_total": ("Failed attempts to publish ResourceSlices.", []),
     "reconcile_actions_total": ("Claims that reconcile passes changed or could not change, by action.", ["action"]),
     "rollback_failures_total": ("Failed attempts to roll back or unprepare a claim. Each is retried.", []),
-    "records_damaged_total": ("Times that the record journal was damaged and set aside.", []),
+    "records_damaged_total": ("Files of claim records that were damaged and set aside.", []),
     "discovery_failures_total": ("Calls of the driver's devices() or pools() that failed.", []),
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from ResourceSlices.", []),
@@ -46,6 +46,10 @@ _COUNTERS = {
 _GAUGES = {
     "claims_in_flight": ("Claims that are being prepared, unprepared or rolled back now.", []),
     "rollbacks_failing": ("Claims whose rollback failed and is retried. Their devices stay held.", []),
+    "deleted_claims_held": (
+        "Prepared claims that were deleted or deallocated, and keep their devices because a pod of the node may still use them.",
+        [],
+    ),
     "prepared_claims": ("Claims that are prepared on this node.", []),
     "claim_processes": ("Processes of prepared claims that run.", []),
     "devices": ("Devices of the driver, by health.", ["health"]),
@@ -70,7 +74,7 @@ _GAUGES = {
     "leader": ("1 while this replica of the controller leads.", []),
     "bound_claims": ("Claims for which the controller has called bind() and not yet unbind().", []),
     "registered": ("1 while the plugin is registered with the kubelet.", []),
-    "records_healthy": ("1 while the record journal can be read and written.", []),
+    "records_healthy": ("1 while the claim records can be read and written.", []),
 }
 _HISTOGRAMS = {
     "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),

@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
-import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ...base.flock import FolderLock
+from ...base.files import named
+from ...base.flock import FileLock
+from ...cdi.directory import write_file
 from ...errors import RecordsError
-from ..record import Row
-from .journal import acquire, as_records_error
-from .journal_file import JournalFile
+from ..record import Row, UnreadableRecord
+from .files import LOCK, acquire, as_records_error, is_record_file, read_content, remove_claim, temporary_path
+from .records import NODE_FILE, SUFFIX, Records, file_name, meta_of, stored_of, uid_of
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Returns every record, oldest first, including unreadable ones. Needs no lock: it ignores a write that is not complete.
+    """Returns every record in a folder, oldest first, then unreadable ones. Needs no lock: each file is replaced as a whole.
 
     Raises :class:`RecordsError`.
     """
+    records, damaged = _read(path)
+    return [*records.read_all(), *damaged]
+
+
+def _read(path: Path) -> tuple[Records, list[Row]]:
+    """Returns the records, and a row for each damaged file."""
+    records, damaged = Records(), list[Row]()
     try:
-        file = JournalFile(path, os.O_RDONLY)
-    except (OSError, RecordsError) as e:
+        for file in named(path, "", SUFFIX):
+            if not is_record_file(file.name) or (data := read_content(file)) is None:
+                continue  # another file, or the claim has just ended
+            if file.name == NODE_FILE:
+                records.load_meta(meta_of(data) or {})
+            elif stored := stored_of(data, file.name):
+                records.load(stored)
+            else:
+                damaged.append(UnreadableRecord(uid_of(file.name), "the first line of its file is damaged", {}))
+    except OSError as e:
         raise as_records_error(e, path) from None
-    file.close()
-    return file.records.read_all()
+    return records, damaged
 
 
-def forget(path: Path, wait: float, uid: str) -> None:
+def forget(path: Path, wait: float, uid: str, remove_files: Callable[[], None] = lambda: None) -> None:
     """Deletes a record and its holds. Waits up to ``wait`` seconds for other processes.
 
+    ``remove_files`` removes the claim's other files; from a note, the plugin would restore the record.
+
     Raises :class:`RecordsError`.
     """
-    lock = FolderLock(path.parent)
+    lock = FileLock(path / LOCK)
     try:
-        acquire(lock, path, time.monotonic() + wait)
-        file = JournalFile(path)
-        if file.fault:
-            raise RecordsError(f"{path} is damaged ({file.fault}): start the plugin, which repairs it, and try again")
-        file.records.forget(uid)
-        file.append(file.records.changed_lines(), sync=True)
-        file.close()
+        acquire(lock, wait)
+        remove_files()
+        records, _ = _read(path)
+        records.forget(uid)
+        for name, data in {**records.changed_files(), file_name(uid): None}.items():
+            if data is None:
+                remove_claim(path, name)
+            else:
+                write_file(f"{path}/{name}", temporary_path(path, name), data, 0o600)
     except (OSError, RecordsError) as e:
         raise as_records_error(e, path) from None
     finally:

@@ -6,33 +6,69 @@ An operation gets a :class:`Records` object. A fence protects each change from c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ...cdi.directory import name_of
 from ...devices.pool_state import Held
 from ..capacity import Hold, shared_supplies
 from ..holders import HeldByError
-from ..record import Fence, Record, Row, State, UnreadableRecord, decode_record, encode_record, holds_of, shown_key
-from .lines import DELETE, META, PUT, Change, Line, encode
+from ..record import (
+    VERSION,
+    Fence,
+    Head,
+    Record,
+    Row,
+    State,
+    UnreadableRecord,
+    checked_line,
+    checked_text,
+    decode_record,
+    encode_record,
+    is_intact,
+    read_head,
+    shown_key,
+)
 
-_LOST = "its line in the journal is damaged"
 RECOVER = "recover"  # meta key: recover() of the driver has still to be called
+DAMAGED = "damaged:"  # meta key + UID: the name of the file that was set aside; the claim's devices are not known
+SUFFIX = ".json"
+NODE_FILE = "_node.json"  # the metadata; no UID has an underscore
+_meta = msgspec.json.Decoder(dict[str, Any])
 
 
 class Stored(NamedTuple):
-    """One claim. ``body`` is JSON as it was last written; it is empty if it was lost. ``fence`` is None if ``body`` has none."""
+    """One claim: its file, and what the file's head says."""
 
-    body: bytes
-    claim: str  # namespace/name
+    data: bytes
+    head: Head
     holds: tuple[Hold, ...]
-    fence: Fence | None
 
-    def line(self, uid: str) -> bytes:
-        """Returns the claim as a line of the journal."""
-        holds = tuple((h.pool, h.device, h.share, h.takes) for h in self.holds)
-        return encode(Change(PUT, uid, self.claim, holds), self.body)
+    @property
+    def is_intact(self) -> bool:
+        return is_intact(self.data)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.head.namespace or '?'}/{self.head.name or '?'} (UID {self.head.uid})"
+
+
+def stored_of(data: bytes, name: str) -> Stored | None:
+    """Returns the claim in a file; None if the file's head is damaged, or its name belongs to another claim."""
+    head = read_head(data)
+    return Stored(data, head, head.holds) if head and file_name(head.uid) == name else None
+
+
+def meta_of(data: bytes) -> Mapping[str, str] | None:
+    """Returns the metadata in a file; None if it is damaged."""
+    text = checked_text(data.removesuffix(b"\n"))
+    try:
+        meta = _meta.decode(text)["meta"] if text else None
+    except (ValueError, KeyError, RecursionError):
+        return None
+    return meta if isinstance(meta, dict) and all(isinstance(v, str) for v in meta.values()) else None
 
 
 class Records:
@@ -61,47 +97,57 @@ class Records:
         """Ends the transaction: its changes cannot be undone any more."""
         self._undo.clear()
 
-    def changed_lines(self) -> bytes:
-        """Returns the lines that describe all changes since the last commit."""
-        before: dict[tuple[bool, str], Any] = {}
-        for restore, key, old in self._undo:
-            before.setdefault((restore == self._set_claim, key), old)
-        out = []
-        for (is_claim, key), old in before.items():
-            if not is_claim:
-                out.append(encode(Change(META, key=key, value=self._meta.get(key))))
-            elif new := self._claims.get(key):
-                out.append(new.line(key))
-            elif old:
-                out.append(encode(Change(DELETE, key)))
-        return b"".join(out)
+    def changed_files(self) -> dict[str, bytes | None]:
+        """Returns the content of each file that has changed since the last commit, by its name; None for a file to remove."""
+        out: dict[str, bytes | None] = {}
+        for restore, key, _ in self._undo:
+            if restore == self._set_meta:
+                out[NODE_FILE] = self.node_file()
+            else:
+                stored = self._claims.get(key)
+                out[file_name(key)] = stored.data if stored else None
+        return out
 
-    def all_lines(self) -> bytes:
-        """Returns the lines that describe all records and metadata."""
-        meta = [encode(Change(META, key=key, value=value)) for key, value in self._meta.items()]
-        return b"".join([*meta, *(stored.line(uid) for uid, stored in self._claims.items())])
+    # --- files ----------------------------------------------------------------------------------
 
-    def apply(self, line: Line) -> None:
-        """Applies a line of the journal. Lines of unknown changes have no effect."""
-        change = line.change
-        if change is None:
-            self._apply_body(line.body)
-        elif change.op == PUT:
-            holds = tuple(Hold(*hold, change.uid) for hold in change.holds)
-            self._set_claim(change.uid, Stored(line.body, change.claim, holds, _fence_of(line.body)))
-        elif change.op == DELETE:
-            self._set_claim(change.uid, None)
-        elif change.op == META:
-            self._set_meta(change.key, change.value)
+    def node_file(self) -> bytes:
+        return checked_line({"version": VERSION, "meta": self._meta})
 
-    def _apply_body(self, body: bytes) -> None:
-        """Applies the body of a damaged line. The head of the same line was applied before, unless it is damaged."""
-        row = decode_record(body)
-        if not row.uid:
-            return
-        old = self._claims.get(row.uid)
-        holds = old.holds if old and not old.body else holds_of(row) or (old.holds if old else ())
-        self._set_claim(row.uid, Stored(body, row.shown.partition(" ")[0], holds, _fence_of(body)))
+    def load_meta(self, meta: Mapping[str, str]) -> None:
+        """Takes the metadata from their file."""
+        self._meta = dict(meta)
+
+    def load(self, stored: Stored) -> None:
+        """Takes a claim from its file."""
+        self._set_claim(stored.head.uid, stored)
+
+    def unload(self, uid: str) -> None:
+        """Removes a claim whose file is gone."""
+        self._set_claim(uid, None)
+
+    def restore(self, stored: Stored) -> None:
+        """Adds a claim whose file is to be written again."""
+        self._change(self._set_claim, self._claims, stored.head.uid, stored)
+
+    def stored(self) -> Mapping[str, Stored]:
+        """Returns the claims by UID."""
+        return self._claims
+
+    def by_file(self, name: str) -> Stored | None:
+        """Returns the claim whose file has this name."""
+        found = self._claims.get(uid_of(name))
+        return found or next((s for u, s in self._claims.items() if file_name(u) == name), None)
+
+    def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
+        """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
+        holders = {uid: [o for hold in s.holds for o in self.holders(hold)] for uid, s in self._claims.items()}
+        kept, found = set[str](), []
+        for uid in sorted((uid for uid, others in holders.items() if others), key=lambda uid: rank(self._claims[uid])):
+            if other := next((o for o in holders[uid] if o in kept), None):
+                found.append((uid, other))
+            else:
+                kept.add(uid)
+        return found
 
     def _change(self, set_to: Callable[[str, Any], None], table: Mapping[str, Any], key: str, new: Any) -> None:
         self._undo.append((set_to, key, table.get(key)))
@@ -132,12 +178,17 @@ class Records:
     # --- reads ----------------------------------------------------------------------------------
 
     def read(self, uid: str) -> Row | None:
-        stored = self._claims.get(uid)
-        return None if stored is None else _row(uid, stored)
+        if stored := self._claims.get(uid):
+            return decode_record(stored.head, stored.data)
+        if file := self._meta.get(DAMAGED + uid):
+            return UnreadableRecord(
+                uid, f"its file was damaged and is set aside as {file}: its devices are not known", {}
+            )
+        return None
 
     def read_all(self) -> list[Row]:
         """Returns every record, readable or not, oldest first."""
-        found = [_row(uid, stored) for uid, stored in self._claims.items()]
+        found = [row for uid in self._claims | self.get_meta(DAMAGED) if (row := self.read(uid))]
         return sorted(found, key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid))
 
     def uids(self) -> set[str]:
@@ -145,7 +196,7 @@ class Records:
         return set(self._claims)
 
     def count_prepared(self) -> int:
-        return sum(s.fence is not None and s.fence.state is State.PREPARED for s in self._claims.values())
+        return sum(s.head.state == State.PREPARED for s in self._claims.values())
 
     def held_devices(self) -> Held:
         """Returns each device that some claim has, including admin access, with its published description if that is known."""
@@ -204,32 +255,27 @@ class Records:
             self.check_free(record)
         if record.uid in self._claims:
             raise ValueError(f"claim {record.uid} has a record")
-        self._put(record, tuple(record.holds()), {})
-
-    def add_missing(self, other: Records, ended: Container[str]) -> None:
-        """Adds the claims of ``other`` that are missing here and have not ended, with their holds. A device may then have two holders."""
-        for uid, stored in other._claims.items():
-            if uid not in self._claims and uid not in ended:
-                self._change(self._set_claim, self._claims, uid, stored)
+        self._put(record, tuple(record.holds()))
 
     def update(self, record: Record, fence: Fence) -> bool:
         """Updates a record; fields of a newer version stay. Returns False, without effect, if the fence does not match."""
         stored = self._claims.get(fence.uid)
-        if stored is None or stored.fence != fence:
+        if stored is None or stored.head.fence != fence:
             return False
-        raw = _raw_fields.decode(stored.body)
-        self._put(record, stored.holds, {k: v for k, v in raw.items() if k not in Record.__struct_fields__})
+        self._put(record, stored.holds, stored.data)
         return True
 
-    def _put(self, record: Record, holds: tuple[Hold, ...], newer: dict[str, msgspec.Raw]) -> None:
+    def _put(self, record: Record, holds: tuple[Hold, ...], before: bytes = b"") -> None:
         record.updated = time.time()
-        new = Stored(encode_record(record, newer), f"{record.namespace}/{record.name}", holds, record.fence)
-        self._change(self._set_claim, self._claims, record.uid, new)
+        data = encode_record(record, holds, before)
+        head = read_head(data)
+        assert head
+        self._change(self._set_claim, self._claims, record.uid, Stored(data, head, holds))
 
     def delete(self, fence: Fence) -> bool:
         """Deletes a record with its holds. Returns False, without effect, if the fence does not match."""
         stored = self._claims.get(fence.uid)
-        if stored is None or stored.fence != fence:
+        if stored is None or stored.head.fence != fence:
             return False
         self.forget(fence.uid)
         return True
@@ -238,6 +284,7 @@ class Records:
         """Deletes a record and its holds in any state; for operators, and for records that cannot be read."""
         for key in [uid] if uid in self._claims else [key for key in self._claims if shown_key(key) == uid]:
             self._change(self._set_claim, self._claims, key, None)
+        self.drop_meta(DAMAGED + uid)
 
     # --- metadata -------------------------------------------------------------------------------
 
@@ -252,29 +299,24 @@ class Records:
         if self._meta.get(key) != value:
             self._change(self._set_meta, self._meta, key, value)
 
-    def clear_meta(self, prefix: str) -> None:
-        for key in [key for key in self._meta if key.startswith(prefix)]:
+    def write_meta(self) -> None:
+        """Writes the metadata again although they are unchanged."""
+        self._change(self._set_meta, self._meta, "", None)
+
+    def drop_meta(self, key: str) -> None:
+        if key in self._meta:
             self._change(self._set_meta, self._meta, key, None)
 
-
-# --- encoding -----------------------------------------------------------------------------------
-
-
-_fences = msgspec.json.Decoder(Fence)
-_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    def clear_meta(self, prefix: str) -> None:
+        for key in [key for key in self._meta if key.startswith(prefix)]:
+            self.drop_meta(key)
 
 
-def _fence_of(body: bytes) -> Fence | None:
-    try:
-        return _fences.decode(body)
-    except (ValueError, RecursionError):
-        return None
+def uid_of(name: str) -> str:
+    """Returns the UID of a claim by the name of its file, as long as its UID may be part of a file name."""
+    return name.removesuffix(SUFFIX)
 
 
-def _row(uid: str, stored: Stored) -> Row:
-    row = decode_record(stored.body)
-    if isinstance(row, Record):
-        return row
-    namespace, _, name = stored.claim.partition("/")
-    head = {"uid": uid, "namespace": namespace, "name": name}
-    return UnreadableRecord(shown_key(uid), row.reason if stored.body else _LOST, {**head, **row.raw})
+def file_name(uid: str) -> str:
+    """Returns the name of a claim's file."""
+    return name_of(uid) + SUFFIX

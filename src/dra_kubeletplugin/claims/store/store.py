@@ -1,6 +1,6 @@
-"""Stores records in a journal; one thread runs each batch of operations as one write.
+"""Stores records in a folder; one thread runs each batch of operations as one transaction.
 
-Two processes share the journal during a rolling update. Only data that must survive a power failure is synced. Other data survives
+Two processes share the folder during a rolling update. Only data that must survive a power failure is synced. Other data survives
 the death of the process. After a power failure the boot id differs, so all recorded claims are rolled back and prepared again.
 """
 
@@ -14,15 +14,16 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from ...base.threads import Threads
 from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
 from ..record import Record, Row
-from .batch import Batcher
-from .journal import Journal, as_records_error
-from .records import RECOVER, Records
+from .files import as_records_error
+from .folder import ClaimFolder
+from .records import DAMAGED, RECOVER, Records
 
 log = logging.getLogger(__name__)
 _PROBE = 32 * 1024  # bytes
@@ -33,74 +34,117 @@ Operation = Callable[[Records], Result]
 
 
 class Mode(enum.Enum):
+    FILES = enum.auto()  # uses files and not records: needs no lock
     READ = enum.auto()
     WRITE = enum.auto()  # survives the process
     SYNC = enum.auto()  # survives a power failure too
 
 
-class RecordJob(NamedTuple):
-    """A job of the record thread: ``first`` before the transaction, the operation, and ``then`` after the transaction.
-
-    ``first`` and ``then`` work on files. If ``first`` or ``then`` raises, the exception is the job's result. If ``first`` raises, the
-    rest of the job does not run. If ``then`` raises, the operation is already committed. ``then`` gets the operation's result. It
-    returns the job's result, or another job. Such jobs of a batch run together in a later transaction.
-    """
-
-    operation: Operation[Any] | None = None
-    mode: Mode = Mode.WRITE
-    first: Callable[[], Any] | None = None
-    then: Callable[[Any], Any] | None = None
+Job = tuple[Operation[Any], Mode]
 
 
 class RecordStore:
     """The records of one driver. All methods may be called from any task; concurrent calls share transactions.
 
-    ``fault`` is why the records cannot be used; empty if they can. ``opened`` is set each time a file was opened.
+    ``fault`` is why the records cannot be used; empty if they can. ``repaired`` is set when the folder was opened, and after each repair.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self.path = journal.path
-        self.journal = journal
+    def __init__(self, folder: ClaimFolder) -> None:
+        self.path = folder.path
+        self.folder = folder
         self.fault = ""
-        self.opened = asyncio.Event()
+        self.repaired = asyncio.Event()
+        self.transactions = 0
+        """The number of batches so far. Each is at most one write."""
+        self._thread = Threads(1, "records")
+        self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
+        self._idle = asyncio.Event()  # set while the thread has no batch
+        self._idle.set()
+        self._began = 0.0  # when the thread began its current batch, by time.monotonic()
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loads = 0
-        self._batcher: Batcher[RecordJob] = Batcher("records", self._work, self._compact)
+        self._repairs = 0
 
     @property
-    def transactions(self) -> int:
-        """The number of batches so far. Each is at most one write."""
-        return self._batcher.batches
+    def busy_for(self) -> float:
+        """Seconds since the thread began its current batch; 0 if it has none."""
+        return time.monotonic() - self._began if self._began else 0.0
 
-    async def do(
-        self,
-        operation: Operation[Result],
-        mode: Mode = Mode.WRITE,
-        *,
-        first: Callable[[], object] | None = None,
-        then: Callable[[Result], Result | RecordJob] | None = None,
-    ) -> Result:
-        """Runs ``operation`` in a transaction, which concurrent calls share. Its exception undoes only its own changes. See
-        :class:`RecordJob`.
+    async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
+        """Runs ``operation`` in a transaction. Operations that arrive while another transaction runs share the next one.
 
-        Raises :class:`RecordsError`, or the exception of the operation, ``first`` or ``then``.
+        The operation may also change files of its claim; it runs again if the records cannot be written. Its exception undoes only its
+        own changes of the records. Cancelling the call does not stop it.
+
+        Raises :class:`RecordsError`, or the exception of the operation.
         """
+        if self._closed:
+            raise RecordsError("the claim records are closed, because the plugin stops")
         self._loop = asyncio.get_running_loop()
-        result: Result = await self._batcher.submit(RecordJob(operation, mode, first, then))
-        return result
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._waiting.append(((operation, mode), future))
+        if self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._begin_batch, self._loop)  # with all operations of this pass of the loop
+        return await future
+
+    def _begin_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch, self._waiting = self._waiting, []
+        self.transactions += 1
+
+        def work() -> None:
+            self._began = time.monotonic()
+            try:
+                results = self._work([job for job, _ in batch])
+            except BaseException as e:  # the callers must not wait for ever
+                results = [e] * len(batch)
+            self._began = 0.0
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+                loop.call_soon_threadsafe(self._end_batch, loop, batch, results)
+
+        self._thread.submit(work)
+
+    def _end_batch(
+        self, loop: asyncio.AbstractEventLoop, batch: list[tuple[Job, asyncio.Future[Any]]], results: Sequence[object]
+    ) -> None:
+        for (_, future), result in zip(batch, results, strict=True):
+            if future.done():  # its caller was cancelled
+                continue
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+        if self._waiting:
+            self._begin_batch(loop)
+        else:
+            self._idle.set()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work``, which uses files and not records, in the record thread, after all earlier jobs."""
-        result: Result = await self._batcher.submit(RecordJob(first=work))
-        return result
+        """Runs ``work``, which uses files and not records, in the record thread, after all earlier operations."""
+        return await self.do(lambda _: work(), Mode.FILES)
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Waits up to ``timeout`` seconds for running work, then closes the journal."""
+        """Waits up to ``timeout`` seconds for running work, then releases the lock."""
         end = time.monotonic() + timeout
-        if self.journal.file is not None:
+        if self.folder.repairs:
             # Restores a file that was just removed: otherwise the next instance would find no records.
-            await asyncio.wait([asyncio.ensure_future(self.check_file())], timeout=timeout)
-        await self._batcher.close(max(0.0, end - time.monotonic()), self.journal.close)
+            await asyncio.wait([asyncio.ensure_future(self.check_files())], timeout=timeout)
+        self._closed = True
+        closed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            self.folder.close()
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(closed.set)
+
+        with contextlib.suppress(TimeoutError):  # the thread may hang
+            async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                await self._idle.wait()
+        self._thread.submit(work)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.1, end - time.monotonic())):
+                await closed.wait()
 
     # --- queries --------------------------------------------------------------------------------
 
@@ -124,8 +168,12 @@ class RecordStore:
         return await self.do(Records.count_prepared, Mode.READ)
 
     async def recovering(self) -> bool:
-        """Whether the driver's ``recover()`` is still due, because the journal was repaired."""
+        """Whether the driver's ``recover()`` is still due, because records were lost or damaged."""
         return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
+
+    async def damaged(self) -> list[str]:
+        """Returns the UIDs of claims whose file was damaged, so that their devices are not known."""
+        return await self.do(lambda records: sorted(records.get_meta(DAMAGED)), Mode.READ)
 
     async def probe(self) -> None:
         """Tests the disk: writes and syncs as many bytes as a large record has. Clears ``fault`` if that succeeds.
@@ -135,21 +183,20 @@ class RecordStore:
 
         def probe() -> None:
             try:
-                with self.journal.locked(self.journal.wait) as file:
-                    file.append(bytes(_PROBE), sync=True, keep=False)
+                self.folder.probe(_PROBE)
                 self._written()
             except OSError as e:
                 raise self._failed(e) from None
 
         await self.run(probe)
 
-    async def check_file(self) -> None:
-        """Detects that the file was removed, replaced or overwritten, and repairs it. An error is kept in ``fault``."""
+    async def check_files(self) -> None:
+        """Detects that files were removed, replaced or overwritten, and repairs them. An error is kept in ``fault``."""
 
         def check() -> None:
             try:
-                self.journal.check()
-                self._note_loads()
+                self.folder.check()
+                self._note_repairs()
             except (OSError, RecordsError) as e:
                 self._failed(e)
 
@@ -158,46 +205,41 @@ class RecordStore:
 
     # --- in the thread --------------------------------------------------------------------------
 
-    def _work(self, jobs: Sequence[RecordJob]) -> list[object]:
-        """Runs the jobs. Reads come first: a writer that is stopped must not block them."""
-        results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
-        runnable = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
-        for write in (False, True):
-            chosen = [i for i in runnable if (jobs[i].mode is not Mode.READ) is write]
+    def _work(self, jobs: Sequence[Job]) -> list[object]:
+        """Runs the jobs. Reads come before writes: a writer that is stopped must not block them."""
+        results: list[object] = [None] * len(jobs)
+        for modes, run in (
+            ({Mode.FILES}, self._on_files),
+            ({Mode.READ}, self._read),
+            ({Mode.WRITE, Mode.SYNC}, functools.partial(self._transaction, sync=any(m is Mode.SYNC for _, m in jobs))),
+        ):
+            chosen = [i for i, (_, mode) in enumerate(jobs) if mode in modes]
             if chosen:
-                operations = [op for i in chosen if (op := jobs[i].operation)]
-                sync = any(jobs[i].mode is Mode.SYNC for i in chosen)
                 try:
-                    done = self._transaction(operations, sync=sync) if write else self._read(operations)
+                    done = run([jobs[i][0] for i in chosen])
                 except (OSError, RecordsError) as e:
                     done = [self._failed(e)] * len(chosen)
                 for i, result in zip(chosen, done, strict=True):
                     results[i] = result
-        for i in runnable:
-            then, result = jobs[i].then, results[i]
-            if then and not isinstance(result, BaseException):
-                results[i] = _caught(functools.partial(then, result))
-        if follow_ups := [(i, job) for i, job in enumerate(results) if isinstance(job, RecordJob)]:
-            for (i, _), result in zip(follow_ups, self._work([job for _, job in follow_ups]), strict=True):
-                results[i] = result
         return results
 
+    def _on_files(self, operations: Sequence[Operation[object]]) -> list[object]:
+        return [_run_operation(self.folder.records, operation) for operation in operations]
+
     def _read(self, operations: Sequence[Operation[object]]) -> list[object]:
-        journal = self.journal
-        if not journal.is_current():
-            # Takes the lock: otherwise it could read lines that another instance has appended and then removes after a failed write.
+        folder = self.folder
+        if not folder.is_current():
             try:
-                with journal.locked(_READ_WAIT if journal.file else journal.wait, write=False):
+                with folder.locked(_READ_WAIT if folder.repairs else folder.wait):
                     pass
             except RecordsBusyError:
-                if journal.file is None:
+                if not folder.repairs:
                     raise
-            self._note_loads()
-        assert journal.file
-        return [_run_operation(journal.file.records, operation) for operation in operations]
+            self._note_repairs()
+        return [_run_operation(folder.records, operation) for operation in operations]
 
     def _transaction(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
-        """Runs operations and writes their changes; tries once more after a passing disk error.
+        """Runs operations and writes their changes. After a disk error, each operation is tried once more, alone.
 
         An operation decides only from the records that it reads. So it can run again if it is not known whether its changes were
         written.
@@ -205,30 +247,36 @@ class RecordStore:
         try:
             return self._attempt(operations, sync=sync)
         except OSError as e:
-            if e.errno != errno.EIO:
+            if len(operations) == 1 and e.errno not in {errno.EIO, errno.ENOENT}:
                 raise
             log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
-            return self._attempt(operations, sync=sync)
+        results: list[object] = []
+        for operation in operations:
+            try:
+                results += self._attempt([operation], sync=sync)
+            except (OSError, RecordsError) as e:
+                results.append(self._failed(e))
+        return results
 
     def _attempt(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
-        with self.journal.locked(self.journal.wait) as file:
-            self._note_loads()
+        with self.folder.locked(self.folder.wait) as records:
+            self._note_repairs()
             try:
-                results = [_run_operation(file.records, operation) for operation in operations]
-                written = file.records.changes
-                self.journal.commit(sync=sync)
+                results = [_run_operation(records, operation) for operation in operations]
+                written = records.changes
+                self.folder.commit(sync=sync)
             except BaseException:
-                file.records.undo()
+                records.undo()
                 raise
         if written:  # a read does not show whether the disk is full
             self._written()
         return results
 
-    def _note_loads(self) -> None:
-        if self._loads != self.journal.loads:
-            self._loads = self.journal.loads
+    def _note_repairs(self) -> None:
+        if self._repairs != self.folder.repairs:
+            self._repairs = self.folder.repairs
             if self._loop is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.opened.set)
+                self._loop.call_soon_threadsafe(self.repaired.set)
 
     def _written(self) -> None:
         if self.fault:
@@ -242,21 +290,6 @@ class RecordStore:
                 log.error("claim records: %s", error)
             self.fault = str(error)
         return error
-
-    def _compact(self) -> None:
-        """Compacts a long journal while no call waits for it."""
-        try:
-            self.journal.compact()
-        except (OSError, RecordsError) as e:
-            log.debug("the journal is not compacted: %s", e)
-
-
-def _caught(work: Callable[[], object]) -> object:
-    """Returns the result of ``work``, or its exception."""
-    try:
-        return work()
-    except Exception as e:
-        return e
 
 
 def _run_operation(records: Records, operation: Operation[object]) -> object:

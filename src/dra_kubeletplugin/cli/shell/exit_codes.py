@@ -23,7 +23,8 @@ MEANINGS = {
     Exit.SUCCESS: "success: done, nothing wrong found, or a server stopped after a signal",
     Exit.NEGATIVE: "negative result: invalid, failed, waiting, not fitting or declined; or a server failed while it ran",
     Exit.USAGE: "wrong options, files or settings, or a question that cannot be answered: a message names the cause and what to do",
-    Exit.UNKNOWN: "unknown: objects that decide the result could not be read, or the search took too long; or the stop of a server "
+    Exit.UNKNOWN: "unknown: a part of the input that may decide the result was not evaluated or could not be read, and a message "
+    "names it; or the search took too long; or the stop of a server "
     "exceeded its time limit or was ended by a second signal; or the driver of `dra conformance` never became ready or "
     "published no device",
     Exit.NOT_STRICT: "`dra conformance run --strict`: a check of level SHOULD failed",

@@ -30,9 +30,12 @@ _WIDTH = 118  # of a line that is wrapped
 def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
     """Adds the option ``-o``. ``default`` is ``text``, or ``json`` for a command without text output."""
     parser.add_argument(
-        "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
+        "-o",
+        "--output",
+        choices=FORMS if default == TEXT else FORMS[1:],
+        default=default,
         help=f"format of the result ({default}); json and yaml contain all fields, for programs",
-    )  # fmt: skip
+    )
 
 
 def camel(name: str) -> str:
@@ -129,6 +132,10 @@ def wrapped(line: str, indent: int, mark: str = "") -> list[str]:
     """Returns the line, wrapped after 118 characters. Only the first line has the mark, such as ``- ``."""
     before = " " * indent
     return textwrap.wrap(
-        " ".join(line.split()), _WIDTH, initial_indent=before + mark, subsequent_indent=before + " " * (len(mark) or 2),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        " ".join(line.split()),
+        _WIDTH,
+        initial_indent=before + mark,
+        subsequent_indent=before + " " * (len(mark) or 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

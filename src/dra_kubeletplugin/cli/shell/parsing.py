@@ -113,30 +113,45 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(NamedTuple):
-    """A command. ``target`` names the function that runs it as ``module:function``; the module is imported when the command runs."""
+    """A command. ``target`` names the function that runs it as ``module:function`` in ``package``, and is imported when it runs."""
 
     help: str
     add_arguments: Callable[[Parser], None]
     target: str
+    package: str
+    driver_options: bool = False
+    """Whether the command accepts, in addition to its own options, the options that a driver defines."""
 
     def load(self) -> Callable[[argparse.Namespace], int]:
         """Returns the function that runs the command."""
         module, _, function = self.target.partition(":")
         found: Callable[[argparse.Namespace], int] = getattr(
-            importlib.import_module(f"..{module}", __package__), function
+            importlib.import_module(f".{module}", self.package), function
         )
         return found
 
 
 COMMANDS: dict[str, Command] = {}
-"""Every command by its name, in the order of `dra --help`."""
+"""Every loaded command by its name, in the order of `dra --help`. A name of two words, such as ``dev status``, is a verb of a command."""
+_Add = Callable[[Parser], None]
 
 
-def command(name: str, help: str, target: str) -> Callable[[Callable[[Parser], None]], Callable[[Parser], None]]:
-    """Adds a command. The decorated function adds the command's arguments to its parser."""
+def command(
+    name: str, help: str, target: str, *, driver_options: bool = False, package: str | None = None
+) -> Callable[[_Add], _Add]:
+    """Adds a command. The decorated function adds the command's arguments to its parser.
 
-    def add(add_arguments: Callable[[Parser], None]) -> Callable[[Parser], None]:
-        COMMANDS[name] = Command(help, add_arguments, target)
+    Args:
+        name: the word, or two words, after ``dra``.
+        help: a few words for the list of commands.
+        target: ``module:function`` of the function that runs it, relative to ``package``.
+        driver_options: whether it accepts the options that a driver defines too.
+        package: by default, the package of the decorated function.
+    """
+
+    def add(add_arguments: _Add) -> _Add:
+        home = package or add_arguments.__module__.rpartition(".")[0]
+        COMMANDS[name] = Command(help, add_arguments, target, home, driver_options)
         return add_arguments
 
     return add

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ...base.backoff import Backoff
+
 _FIRST = 5.0  # seconds from the publisher's last write to the first delayed write
 _LONGEST = 60.0  # seconds; the pause stops doubling here
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
@@ -32,10 +34,8 @@ class ConflictBackoff:
         """Returns the seconds to wait before the slices are written again."""
         if now - self._written > _RESET_AFTER:
             self.count = 0
-        counted = self.count - (_ACCIDENTS if conflict is WriterConflict.MISSING else 0)
-        if counted < 0:
-            return 0.0
-        pause: float = min(_LONGEST, _FIRST * 2 ** min(counted, 10))
+        accidents = _ACCIDENTS if conflict is WriterConflict.MISSING else 0
+        pause = Backoff(_FIRST, _LONGEST, failures=self.count + 1 - accidents).delay()
         return max(0.0, self._written + pause - now)
 
     def reset(self) -> None:

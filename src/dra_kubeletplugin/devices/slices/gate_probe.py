@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...base.json_types import JSON
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...kube.errors import NotFoundError, UnauthorizedError
@@ -14,8 +15,6 @@ from ...resourceapi.nodes import NODE_FIELDS
 from ..inventory import Inventory
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-
-JSON = dict[str, Any]
 
 
 class GateProbe:

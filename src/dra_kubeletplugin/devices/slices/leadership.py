@@ -6,10 +6,8 @@ folder that all instances on a node share. The kernel releases the lock when the
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,6 @@ from ...errors import describe
 log = logging.getLogger(__name__)
 # Seconds to wait for the lock: an instance that was suspended while it holds the lock must not block the other instances forever.
 _TIMEOUT = 15.0
-_RETRY_INTERVAL = 0.005  # seconds between two attempts
 
 
 class WriteLock:
@@ -44,25 +41,20 @@ class WriteLock:
             return
         lock = FolderLock(self._folder)
         try:
-            await self._take(lock)
+            # after one failure, writes do not wait until the lock was taken once
+            await lock.acquire_async(0.0 if self._reported else self._timeout)
             self._reported = ""
         except OSError as e:
-            if (fault := str(e)) != self._reported:
+            fault = describe(e)
+            if isinstance(e, TimeoutError):
+                fault = f"another instance of the plugin has held the lock for more than {self._timeout:g}s"
+            if fault != self._reported:
                 log.warning("cannot take the slice write lock %s: %s; continuing without it", self._folder, fault)
             self._reported = fault
         try:
             yield
         finally:
             lock.close()
-
-    async def _take(self, lock: FolderLock) -> None:
-        """Takes the lock. Raises ``OSError`` if it cannot be taken in time."""
-        # after one failure, writes do not wait until the lock was taken once
-        until = time.monotonic() + (0.0 if self._reported else self._timeout)
-        while not lock.try_acquire():
-            if time.monotonic() > until:
-                raise TimeoutError(f"another instance of the plugin has held the lock for more than {self._timeout:g}s")
-            await asyncio.sleep(_RETRY_INTERVAL)
 
 
 @dataclass(frozen=True)

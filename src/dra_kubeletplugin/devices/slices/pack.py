@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from ...base.json_types import ReadOnlyJSON
 from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES_IN_SLICE
 from ..validation import DeviceEntry
 
 MAX_BYTES = 512 * 1024  # of the devices in a slice as JSON
 _TRIED_SLICES = 8  # slices with free capacity that are tried for a device before a new slice is created
-JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class SliceContent:
     """
 
     devices: list[DeviceEntry] = field(default_factory=list)
-    counter_sets: list[JSON] = field(default_factory=list)
+    counter_sets: list[ReadOnlyJSON] = field(default_factory=list)
     name: str | None = None
     limit: int = MAX_DEVICES_IN_SLICE
     _bytes: int = 0
@@ -62,7 +61,7 @@ class SliceContent:
 
 def pack(
     devices: Sequence[DeviceEntry],
-    counter_sets: Sequence[JSON] = (),
+    counter_sets: Sequence[ReadOnlyJSON] = (),
     before: Mapping[str, PublishedNames] | None = None,
     slice_size: int = MAX_DEVICES_IN_SLICE,
 ) -> list[SliceContent]:
@@ -172,7 +171,7 @@ def _add_to_slices(
     return added
 
 
-def _pack_sets(counter_sets: Sequence[JSON], before: dict[str, PublishedNames]) -> list[SliceContent]:
+def _pack_sets(counter_sets: Sequence[ReadOnlyJSON], before: dict[str, PublishedNames]) -> list[SliceContent]:
     """Puts each counter set into its previous slice, or else into the first slice with free capacity."""
     by_name = {k: SliceContent(name=k) for k in before}
     previous = {name: by_name[k] for k in reversed(before) for name in before[k].counter_sets}

@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from ...base.backoff import Backoff
 from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
@@ -78,8 +79,8 @@ class Publisher:
         self._syncer = Syncer(client, inventory, scope, metrics, times, leadership)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
-        self._failures = 0
-        self._backoff = ConflictBackoff()
+        self._backoff = Backoff(0.2, _MAX_PAUSE, jitter=0.5)
+        self._conflicts = ConflictBackoff()
         self._dirty = asyncio.Event()
         # Whether the watch has reconnected since the last attempt, perhaps to an API server with other gates.
         self._reconnected = False
@@ -103,7 +104,11 @@ class Publisher:
         """Returns why the publisher is not ready; empty if the slices are published and up to date."""
         if not self.published.is_set():
             return [f"slices are not published{': ' + self.fault if self.fault else ''}"]
-        return [f"slices are not up to date: {self.fault}"] if self.fault else []
+        out = [f"slices are not up to date: {self.fault}"] if self.fault else []
+        inventory = self.inventory
+        if inventory.rejected and not inventory.gates_off and not any(c.devices for c in inventory.contents()):
+            out.append("no device can be published, because each device of the driver has a fault")
+        return out
 
     @property
     def status(self) -> PublisherStatus:
@@ -146,7 +151,7 @@ class Publisher:
 
         A kubelet that restarts deletes all slices of its node. This deletion is not a conflict with another writer.
         """
-        self._backoff.reset()
+        self._conflicts.reset()
         self._end_pause()
 
     # --- when to write --------------------------------------------------------------------------
@@ -233,15 +238,15 @@ class Publisher:
         resource = await self._resource()
         sync = await self._syncer.plan(resource)
         conflict = self._conflict(sync)
-        if conflict and (delay := self._backoff.delay(conflict, time.monotonic())):
+        if conflict and (delay := self._conflicts.delay(conflict, time.monotonic())):
             self._set_fault(
-                f"{conflict.value} by another writer {self._backoff.count + 1} times; they are restored after a pause"
+                f"{conflict.value} by another writer {self._conflicts.count + 1} times; they are restored after a pause"
             )
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._backoff.written(time.monotonic(), is_repair=conflict is not None)
-        self._failures = 0
+            self._conflicts.written(time.monotonic(), is_repair=conflict is not None)
+        self._backoff.reset()
         self._pools = tuple(
             PoolStatus(p.common.pool, p.common.generation, p.common.count, p.devices)
             for p in sync.plans
@@ -286,7 +291,7 @@ class Publisher:
         resource = await self._resource()
         version, contents, existing = await self._syncer.wanted_and_existing(resource)
         if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
-            self._failures = 0
+            self._backoff.reset()
             self._mark_current(version)
             return 0.0
         self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
@@ -316,10 +321,9 @@ class Publisher:
         )
 
     def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:
-        self._failures += 1
         self.metrics.inc("publish_errors_total")
         self._set_fault(fault, level, error)
-        return _pause(self._failures)
+        return self._backoff.next()
 
     def _set_fault(self, fault: str, level: int = logging.WARNING, error: Exception | None = None) -> None:
         if fault != self._fault:
@@ -330,7 +334,3 @@ class Publisher:
         self._fault = ""
         self._current_at, self._published_at = version, time.time()
         self.published.set()
-
-
-def _pause(failures: int) -> float:
-    return float(min(_MAX_PAUSE, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))

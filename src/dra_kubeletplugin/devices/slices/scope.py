@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from ...base.json_types import JSON
 from ...errors import printable
 from ...kube import KubeClient
 from ...kube.resource import NODES
 
-JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
 _CONTROLLER = "controller"
 # Label with the controller's namespace. Controllers in two namespaces have two Leases, so each namespace has its own leader.

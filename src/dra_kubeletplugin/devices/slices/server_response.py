@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...base.json_types import JSON
 from ...errors import ApiError
 from ...kube import Resource
 from ...kube.errors import BadRequestError, InvalidError
 from ...resourceapi.conversion import GROUP, convert
 
-JSON = dict[str, Any]
 REJECTIONS = (BadRequestError, InvalidError)
 """Errors with which the API server rejects an object. It would reject the same object again."""
 

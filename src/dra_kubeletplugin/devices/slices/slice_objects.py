@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from ...base.json_types import JSON
 from ...resourceapi.conversion import GROUP
 from .pack import PublishedNames, SliceContent
 
-JSON = dict[str, Any]
 _MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
 
 

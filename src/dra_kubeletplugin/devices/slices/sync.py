@@ -11,10 +11,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from ...base.json_types import JSON
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
 from ...errors import ApiError, describe
@@ -35,7 +35,6 @@ from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite, existin
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 
 
 class SupersededError(Exception):

@@ -7,19 +7,21 @@ slice, and the kubelet deletes the slices of a plugin that does not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
+from ...base.files import named
+from ...base.json_types import JSON
 from ...cdi.directory import content_of, write_file
 from ...errors import describe
 from .slice_objects import ExistingSlice
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
+TAINT_TIMES = "taint-times.json"  # name of the file in the plugin's folder
 Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 
 
@@ -34,6 +36,17 @@ class _StoredTaint(msgspec.Struct, rename="camel"):
     def __post_init__(self) -> None:
         if self.time_added is not None:
             datetime.fromisoformat(self.time_added)
+
+
+def remove_temporary(path: Path, alive: Callable[[str], bool]) -> None:
+    """Removes the temporary files of instances that died while they wrote ``path``. ``alive`` gets the instance's token.
+
+    Raises ``OSError``.
+    """
+    start = f".{path.name}."
+    for temporary in named(path.parent, start):
+        if not alive(temporary.name.removeprefix(start)) and temporary.is_file():
+            temporary.unlink(missing_ok=True)
 
 
 class TaintTimes:

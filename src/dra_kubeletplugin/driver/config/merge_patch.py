@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...base.json_types import ReadOnlyJSON
 from ...base.text import join_names
 
-JSON = Mapping[str, Any]
 _MAX_NAMES = 6  # fields that a message names
 
 
@@ -18,10 +18,10 @@ class Layer(NamedTuple):
     """The fields of one entry; ``where`` is its place, for messages."""
 
     where: str
-    fields: JSON
+    fields: ReadOnlyJSON
 
 
-def merge(below: JSON, above: JSON) -> dict[str, Any]:
+def merge(below: ReadOnlyJSON, above: ReadOnlyJSON) -> dict[str, Any]:
     """Returns a copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
     out: dict[str, Any] = {}
     _copy(out, below)
@@ -29,7 +29,7 @@ def merge(below: JSON, above: JSON) -> dict[str, Any]:
     return out
 
 
-def _copy(into: dict[str, Any], given: JSON) -> None:
+def _copy(into: dict[str, Any], given: ReadOnlyJSON) -> None:
     for key, value in given.items():
         if isinstance(value, Mapping):
             into[key] = {}
@@ -38,7 +38,7 @@ def _copy(into: dict[str, Any], given: JSON) -> None:
             into[key] = value
 
 
-def merge_into(below: dict[str, Any], above: JSON) -> None:
+def merge_into(below: dict[str, Any], above: ReadOnlyJSON) -> None:
     """Merges ``above`` into ``below`` in place. The cost depends on the size of ``above`` only."""
     for key, value in above.items():
         if value is None:
@@ -52,7 +52,7 @@ def merge_into(below: dict[str, Any], above: JSON) -> None:
             below[key] = value
 
 
-def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
+def difference(before: ReadOnlyJSON, after: ReadOnlyJSON, kept: ReadOnlyJSON) -> dict[str, Any]:
     """Returns the patch that turns ``before`` into ``after``. The patch also contains each unchanged field that is in ``kept``."""
     out: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():

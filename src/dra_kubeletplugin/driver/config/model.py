@@ -14,6 +14,7 @@ import msgspec
 
 from ...base.structs import NamedStructMeta
 from ...errors import DriverError, DriverFailedError, clip, printable, shown
+from ...resourceapi import version
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
 from ...resourceapi.types import Attribute
@@ -167,7 +168,7 @@ def read_form(wanted: type, value: Any) -> Any:
     if wanted is Version:
         if not isinstance(value, str):
             raise ValueError(f"Expected a version such as `1.2.3`, got {value!r}")
-        return Version(value)
+        return version.parse(value)
     if wanted is Capacity:
         return Capacity.from_json(value)
     if wanted is RequestPolicy:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...base.json_types import ReadOnlyJSON
 from ...base.text import did_you_mean
 from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
@@ -22,7 +23,6 @@ from .device_types import Kinds, device_types
 from .model import MAX_FAULTS
 from .parameters import ConfigEntry, Parameters, applies
 
-JSON = Mapping[str, Any]
 _PLACES = {
     "ResourceClaim": ("spec", "devices"),
     "ResourceClaimTemplate": ("spec", "spec", "devices"),
@@ -49,7 +49,7 @@ class ConfigReader:
         return Parameters(self.kinds, self.driver)
 
 
-def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | None = None) -> list[str]:
+def config_faults(obj: ReadOnlyJSON, readers: Sequence[ConfigReader], before: ReadOnlyJSON | None = None) -> list[str]:
     """Returns a sentence with the path for every fault of an entry that its driver would reject.
 
     Entries for other drivers are not checked. At most ``MAX_FAULTS`` faults are returned; :data:`MORE` follows if the search stopped.
@@ -78,7 +78,9 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
     return out
 
 
-def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[ConfigReader]) -> list[str]:
+def faults_with_classes(
+    obj: ReadOnlyJSON, classes: Mapping[str, ReadOnlyJSON], readers: Sequence[ConfigReader]
+) -> list[str]:
     """Returns the faults that appear only when a claim's (or template's) parameters are combined with its classes' parameters.
 
     The driver would reject such parameters at prepare. A fault of the claim or of the class alone is not reported.
@@ -142,10 +144,10 @@ class _Given(NamedTuple):
     path: str
     where: str
     requests: Sequence[str]
-    opaque: JSON
+    opaque: ReadOnlyJSON
 
 
-def _given(obj: JSON) -> Iterator[_Given]:
+def _given(obj: ReadOnlyJSON) -> Iterator[_Given]:
     name = printable(_at(obj, ("metadata", "name")) or _at(obj, ("metadata", "generateName")) or "")
     for path, entry in _config(obj):
         where = f"{obj['kind']} {name} {path.removesuffix('.opaque').rpartition('.')[2]}"
@@ -153,7 +155,7 @@ def _given(obj: JSON) -> Iterator[_Given]:
         yield _Given(path, where, requests if isinstance(requests, list) else (), entry["opaque"])
 
 
-def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
+def _requests(claim: ReadOnlyJSON) -> Iterator[tuple[str, str, str]]:
     """Yields path, name and class of every request; an alternative has the name ``request/alternative``."""
     steps = _PLACES[str(claim["kind"])]
     for path, request in _listed(_at(claim, steps), "requests", ".".join(steps)):
@@ -165,7 +167,7 @@ def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
             yield below, f"{name}/{other.get('name')}", str(other.get("deviceClassName"))
 
 
-def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
+def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, ReadOnlyJSON]]:
     """Yields the objects of a list, each with its path. Items that are not objects are skipped: the API server rejects them."""
     items = at.get(name) if isinstance(at, Mapping) else None
     for i, item in enumerate(items if isinstance(items, list) else ()):
@@ -173,14 +175,14 @@ def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
             yield f"{path}.{name}[{i}]", item
 
 
-def _at(obj: JSON, steps: Sequence[str]) -> Any:
+def _at(obj: ReadOnlyJSON, steps: Sequence[str]) -> Any:
     at: Any = obj if steps else None
     for step in steps:
         at = at.get(step) if isinstance(at, Mapping) else None
     return at
 
 
-def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
+def unread_entries(obj: ReadOnlyJSON, readers: Sequence[ConfigReader]) -> list[str]:
     """Returns a sentence for every entry whose driver is not among ``readers``, so that its parameters were not checked."""
     names = [r.driver for r in readers]
     out = []
@@ -195,19 +197,19 @@ def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
     return out
 
 
-def _content(entry: JSON) -> bytes:
+def _content(entry: ReadOnlyJSON) -> bytes:
     """Returns the JSON of an entry with sorted keys."""
     return msgspec.json.encode(
         {k: from_json(v) if isinstance(v, msgspec.Raw) else v for k, v in entry.items()}, order="sorted"
     )
 
 
-def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:
+def _entries(obj: ReadOnlyJSON) -> Iterator[tuple[str, ReadOnlyJSON]]:
     """Yields every ``opaque`` of an object with its path."""
     return ((path, entry["opaque"]) for path, entry in _config(obj))
 
 
-def _config(obj: JSON) -> Iterator[tuple[str, JSON]]:
+def _config(obj: ReadOnlyJSON) -> Iterator[tuple[str, ReadOnlyJSON]]:
     steps = _PLACES.get(str(obj.get("kind")), ())
     for path, entry in _listed(_at(obj, steps), "config", ".".join(steps)):
         if isinstance(entry.get("opaque"), Mapping):

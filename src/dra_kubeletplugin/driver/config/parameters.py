@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from ...base.json_types import ReadOnlyJSON
 from ...base.text import join_names
 from ...errors import ConfigError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
@@ -24,7 +25,6 @@ from .merge_patch import Layer, difference, merge, merge_into, provenance
 from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, decode_config, run_checks
 from .versions import name_of, unknown_kind, versions
 
-JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
 _FROM_CLAIM = "FromClaim"
 MAX_LAYERED_BYTES = 65_536
@@ -57,7 +57,7 @@ class GivenParameters(NamedTuple):
     """
 
     cls: type[Config]
-    fields: JSON
+    fields: ReadOnlyJSON
     layers: tuple[Layer, ...]
     size: int
 
@@ -86,7 +86,7 @@ class Parameters:
         self._configs: dict[tuple[bytes | None, ...], Config] = {}
         self._default_configs: dict[type[Config] | None, Config | None] = {}
 
-    def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
+    def is_within(self, entries: Sequence[ReadOnlyJSON], limit: int) -> bool:
         """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
         for entry in entries:
             opaque = entry.get("opaque")
@@ -96,7 +96,7 @@ class Parameters:
                     return False
         return True
 
-    def resolve(self, entries: Sequence[JSON], request: str, fitting: Kinds | None = None) -> Resolved:
+    def resolve(self, entries: Sequence[ReadOnlyJSON], request: str, fitting: Kinds | None = None) -> Resolved:
         """Returns the configuration of one ``request`` (``req`` or ``req/sub``) for one type of device, and its source.
 
         ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. For
@@ -109,11 +109,11 @@ class Parameters:
                 found.append(entry._replace(requested=named))
         return self.merge_entries(found, fitting)
 
-    def entries_for_all_requests(self, entries: Sequence[JSON]) -> list[ConfigEntry]:
+    def entries_for_all_requests(self, entries: Sequence[ReadOnlyJSON]) -> list[ConfigEntry]:
         """Returns the claim's entries that name no requests."""
         return [entry for requests, entry in self._own(entries) if entry.source == _FROM_CLAIM and not requests]
 
-    def _own(self, entries: Sequence[JSON]) -> Iterator[tuple[Sequence[str], ConfigEntry]]:
+    def _own(self, entries: Sequence[ReadOnlyJSON]) -> Iterator[tuple[Sequence[str], ConfigEntry]]:
         """Yields the entries of this driver, each with the requests that it names."""
         for i, entry in enumerate(entries):
             opaque = entry.get("opaque")
@@ -319,7 +319,7 @@ class Parameters:
         layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, set_fields))
         return GivenParameters(newest, merge(self._as_newest(below), set_fields), layers, size)
 
-    def _fields_set_in_newest(self, given: GivenParameters) -> JSON:
+    def _fields_set_in_newest(self, given: GivenParameters) -> ReadOnlyJSON:
         """Returns the fields that an entry sets, in the newest version.
 
         A field counts as set if its value differs from that of an empty entry, or if the entry itself has a field of that name. If the
@@ -334,7 +334,7 @@ class Parameters:
             return set_fields
         return difference(unset, set_fields, given.fields)
 
-    def _as_newest(self, given: GivenParameters) -> JSON:
+    def _as_newest(self, given: GivenParameters) -> ReadOnlyJSON:
         """Returns all fields, converted to the newest version. That version's checks do not run yet, because layers are missing."""
         *_, newest = chain = self._version_chain(given.cls)
         if newest is given.cls:
@@ -342,7 +342,7 @@ class Parameters:
         config = self._decoded(given._replace(fields=merge({}, given.fields)))
         for target in chain[1:]:
             config = _converted_to(target, config, given, check=target is not newest)
-        out: JSON = as_json(config)
+        out: ReadOnlyJSON = as_json(config)
         return out
 
     def _version_chain(self, cls: type[Config]) -> list[type[Config]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from ...base.json_types import ReadOnlyJSON
 from ...errors import ConfigError, DraError, clip
 from ...resourceapi.types import Device
 from ..checks import ParameterChecks
@@ -15,7 +15,6 @@ from .device_types import Kinds, described, kinds_of
 from .model import Config
 from .parameters import Parameters, Resolved
 
-JSON = Mapping[str, Any]
 # Up to this size, JSON is checked on the event loop. The slowest text of this size takes a few milliseconds. A switch to a thread takes
 # about 0.1 ms.
 _INLINE_BYTES = 4096
@@ -36,7 +35,7 @@ class Resolver:
         return self._checks.stuck()
 
     async def resolve(
-        self, config: Sequence[JSON], wanted: Iterable[tuple[str, Device]], *, of_whole_claim: bool = True
+        self, config: Sequence[ReadOnlyJSON], wanted: Iterable[tuple[str, Device]], *, of_whole_claim: bool = True
     ) -> Sequence[Resolved | DraError]:
         """Returns the configuration of each device with its source, in order. Stops at the first fault, which is then the last item.
 
@@ -75,7 +74,7 @@ class Resolver:
 
 
 def _unused_entry(
-    parameters: Parameters, config: Sequence[JSON], devices: Sequence[tuple[str, Kinds]]
+    parameters: Parameters, config: Sequence[ReadOnlyJSON], devices: Sequence[tuple[str, Kinds]]
 ) -> ConfigError | None:
     """Returns an error if the claim has entries without request names, and none of them is for a device of the claim; else None.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
 
-from ...errors import (  # fmt: skip
+from ...errors import (
     BadAnswerError,
     DraError,
     DriverError,

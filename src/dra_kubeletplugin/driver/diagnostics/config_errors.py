@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from ...base.json_types import ReadOnlyJSON
 from ...base.text import did_you_mean, join_first
 from ...errors import ConfigError, DraError, clip, printable
 from ..config.model import Config, Place, author_checks, read_form
-
-JSON = Mapping[str, Any]
 
 MORE = "there may be more faults: validation stopped here"
 """The last item of an error's ``faults``, if the search stopped before the end."""
@@ -62,7 +61,7 @@ class Fault(NamedTuple):
         return f"{self.place.path}{self.below}: {self.text}"
 
 
-def all_faults(given: JSON, cls: type[Config], most: int, *, partial: bool = False) -> list[Fault]:
+def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bool = False) -> list[Fault]:
     """Returns the first ``most`` faults of parameters, in the order of the document.
 
     Args:
@@ -146,7 +145,7 @@ def _faults_within(value: Any, hint: Any, place: Place, partial: bool) -> Iterat
 
 
 def _faults_of_fields(
-    given: JSON, of: Any, fields: Mapping[str, _Field], place: Place, partial: bool
+    given: ReadOnlyJSON, of: Any, fields: Mapping[str, _Field], place: Place, partial: bool
 ) -> Iterator[Fault]:
     settings = getattr(of, "__struct_config__", None)
     tag = settings.tag_field if settings else None
@@ -209,7 +208,7 @@ def _tag(of: Any) -> tuple[str, Any]:
 _UNKNOWN = object()
 
 
-def _type_of_object(hint: Any, value: JSON) -> Any:
+def _type_of_object(hint: Any, value: ReadOnlyJSON) -> Any:
     """Returns the type in ``hint`` that an object has: a struct, a dataclass or a mapping.
 
     Returns ``_UNKNOWN`` if the object lacks the tag that selects a struct, and None if no type fits.
@@ -224,7 +223,7 @@ def _type_of_object(hint: Any, value: JSON) -> Any:
     return next(iter((*objects, *maps)), None)
 
 
-def _is_merged(hint: Any, value: JSON) -> bool:
+def _is_merged(hint: Any, value: ReadOnlyJSON) -> bool:
     """Whether an object is merged with the object of another layer: a struct, a dataclass, or a mapping of them."""
     of = _type_of_object(hint, value)
     if of is None or of is _UNKNOWN:

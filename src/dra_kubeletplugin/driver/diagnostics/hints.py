@@ -29,9 +29,17 @@ _MESSAGES = (
     (TypeError, re.compile("can't be used in 'await'"), ": remove the `await`, it is not a coroutine"),
     (TypeError, re.compile("'async (?:for|with)' requires|asynchronous context manager"), ": remove the `async`"),
     (RuntimeError, re.compile("from a running event loop$"), ": `await` it, `async def` methods run on the event loop"),
-    (RuntimeError, re.compile("^no running|no current event loop"), ": make it `async def`, plain methods run in threads"),
-    (AttributeError, re.compile("^immutable type|^cannot assign to field"), ": it is immutable, create a changed copy with `replace`"),
-)  # fmt: skip
+    (
+        RuntimeError,
+        re.compile("^no running|no current event loop"),
+        ": make it `async def`, plain methods run in threads",
+    ),
+    (
+        AttributeError,
+        re.compile("^immutable type|^cannot assign to field"),
+        ": it is immutable, create a changed copy with `replace`",
+    ),
+)
 
 
 def hint(e: BaseException, frame: FrameType | None) -> str:

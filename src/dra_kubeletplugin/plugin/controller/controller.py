@@ -28,7 +28,7 @@ from ...kube.leader_election import LeaderElector, LeaseTimes
 from ..driver_checks import DriverChecks
 from ..lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 from .binding import BindCalls, Binder, BindingRecords, ClaimWatch
-from .binding.binder import RetryIntervals
+from .binding.binder import RETRY_DELAYS
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Controller:
         driver: the driver.
         settings: the options of the process.
         api: replaces the API server's address and credentials in ``settings``.
-        pauses: pauses between attempts of ``bind`` and ``unbind``.
+        delays: seconds between attempts of ``bind`` and ``unbind``: first, longest.
 
     Raises:
         SettingsError: the API server's address or credentials, or the times of the Lease, are invalid.
@@ -56,7 +56,7 @@ class Controller:
         driver: Driver,
         settings: ControllerSettings,
         api: ApiConfig | None = None,
-        pauses: RetryIntervals | None = None,
+        delays: tuple[float, float] = RETRY_DELAYS,
     ) -> None:
         self.driver = driver
         self.settings = settings
@@ -82,7 +82,7 @@ class Controller:
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
         calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
-        self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
+        self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, delays)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
         intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.discovery = DeviceDiscovery(

@@ -2,19 +2,16 @@
 
 from ...base import forks  # noqa: F401 - sets variables that gRPC reads when it is imported
 from .node_service import NodeService
-from .path_lock import lock_of, remove_dead, remove_temporary
 from .registration import Registration
 from .server import UnixServer
-from .sockets import remove_hidden, remove_stale, socket_paths
+from .sockets import lock_of, remove_hidden, remove_stale, socket_paths
 
 __all__ = [
     "NodeService",
     "Registration",
     "UnixServer",
     "lock_of",
-    "remove_dead",
     "remove_hidden",
     "remove_stale",
-    "remove_temporary",
     "socket_paths",
 ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
+import msgspec
 
 from ..._proto import dra_v1_pb2 as v1
 from ..._proto import dra_v1_pb2_grpc as v1_grpc
@@ -27,12 +30,27 @@ UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareRes
 Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, ClaimOutcome]]]
 
 
+_KEPT_CALLS = 20
+
+
+class KubeletCall(msgspec.Struct, frozen=True):
+    """A finished call: its method, its end (``at``, in seconds since 1970), how long it took, and how many of its claims failed."""
+
+    method: str
+    at: float
+    seconds: float
+    claims: int
+    failed: int
+
+
 class NodeService:
     """Both versions of the service for one claim manager. Every response contains every claim of its request."""
 
     def __init__(self, claims: ClaimManager, metrics: Metrics) -> None:
         self.claims = claims
         self.metrics = metrics
+        self.calls = deque[KubeletCall](maxlen=_KEPT_CALLS)
+        """The last calls, oldest first, for the status page."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
         v1_grpc.add_DRAPluginServicer_to_server(
@@ -71,7 +89,7 @@ class NodeService:
         self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest
     ) -> Mapping[str, ClaimOutcome]:
         self.metrics.inc("kubelet_calls_total", method=method)
-        refs = list(_refs(request.claims))
+        refs, begun = list(_refs(request.claims)), time.monotonic()
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             fault = DraError(f"the plugin has no result for this claim of {method}")
@@ -84,6 +102,9 @@ class NodeService:
                     raise  # the kubelet has given up, or the server stops
                 log.critical("unexpected exception in a call of the kubelet: %s; please report it", method, exc_info=e)
                 fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
+            finally:  # also if the kubelet has given up
+                failed = sum(isinstance(responses.get(r.uid, fault), DraError) for r in refs)
+                self.calls.append(KubeletCall(method, time.time(), time.monotonic() - begun, len(refs), failed))
             return {r.uid: responses.get(r.uid, fault) for r in refs}
 
 

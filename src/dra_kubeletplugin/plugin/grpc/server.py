@@ -19,9 +19,9 @@ from pathlib import Path
 import grpc.aio
 
 from ...base import forks
+from ...base.flock import FileLock
 from ...errors import SocketError, describe
-from .path_lock import PathLock, lock_of
-from .sockets import MAX_PATH, hidden_name, is_live
+from .sockets import MAX_PATH, hidden_name, is_live, lock_of
 
 log = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between checks of the socket file
@@ -63,7 +63,7 @@ class UnixServer:
         """Why clients cannot connect now; empty if the socket is in its place."""
         self._token = token
         self._services = tuple(services)
-        self._lock = PathLock(lock_of(path, lock_folder or path.parent), token)
+        self._lock = FileLock(lock_of(path, lock_folder or path.parent))
         self._lost = lost
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
@@ -81,15 +81,15 @@ class UnixServer:
     async def start(self) -> None:
         """Starts to serve. Raises :class:`SocketError` with the reason if it cannot."""
         try:
-            locked = self._lock.acquire()
+            self._lock.acquire_at_once()
+        except TimeoutError:
+            raise self._taken() from None
         except OSError as e:
             raise SocketError(f"{self.path} cannot be served: {_why(self._lock.path.parent, e)}") from None
-        if not locked:
-            raise self._taken()
         try:
             await self._bind()
         except BaseException:
-            self._lock.release()
+            self._lock.remove()
             raise
 
     async def keep(self) -> None:
@@ -124,7 +124,7 @@ class UnixServer:
         self._servers.clear()
         for name in self._hidden:
             forks.keep_address(name)
-        self._lock.release()
+        self._lock.remove()
 
     def unlink(self) -> None:
         """Removes the socket, so that no client connects any more; running calls continue."""

@@ -60,6 +60,11 @@ def _first_fit(folder: Path, names: list[str]) -> Path:
     )
 
 
+def lock_of(socket: Path, folder: Path) -> Path:
+    """Returns the lock file in ``folder`` for a socket's path. Of several processes that want to serve there, one gets the lock."""
+    return folder / f"{socket.name}.lock"
+
+
 def is_live(path: Path) -> bool:
     """Whether a process accepts connections on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:

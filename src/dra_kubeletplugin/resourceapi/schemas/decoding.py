@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from ...base.json_types import JSON
 from .. import quantity
 from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
 
-JSON = dict[str, Any]
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _MAX_DEPTH = 100
 _ZERO = {

@@ -30,6 +30,9 @@ class Form(Enum):
     INT_OR_STRING = "intstr.IntOrString"
     RAW = "runtime.RawExtension"
     FIELDS = "v1.FieldsV1"
+    SCHEMA_OR_LIST = "v1.JSONSchemaPropsOrArray"
+    SCHEMA_OR_BOOL = "v1.JSONSchemaPropsOrBool"
+    SCHEMA_OR_STRINGS = "v1.JSONSchemaPropsOrStringArray"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +55,10 @@ class MapShape:
 
 @dataclass(frozen=True, eq=False)
 class Struct:
-    """A struct.
-
-    Args:
-        nested: messages that exist only in protobuf: for each message's number, its fields' names by field number.
-    """
+    """A struct."""
 
     name: str
     fields: Mapping[str, Field] = field(default_factory=dict)
-    nested: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def go(self) -> str:
@@ -71,22 +69,24 @@ class Struct:
         """Whether every field that is not set is left out."""
         return all(f.pointer and not f.always for f in self.fields.values())
 
-    @functools.cached_property
-    def by_number(self) -> Mapping[int, str]:
-        return {f.number: name for name, f in self.fields.items() if f.number}
-
 
 Shape: TypeAlias = Form | ListShape | MapShape | Struct
 
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """A field. ``pointer``: stored whenever it is set. ``always``: written even if it is empty."""
+    """A field.
+
+    Args:
+        pointer: whether the field is stored whenever it is set.
+        always: whether the field is written even if it is empty.
+        wire: the numbers from the struct's protobuf message to the field; empty if protobuf does not contain the field.
+    """
 
     of: LazyShape
     pointer: bool
     always: bool
-    number: int
+    wire: tuple[int, ...]
     default: Any
 
     @functools.cached_property
@@ -118,7 +118,14 @@ _FORMS = {
     "util.intstr.IntOrString": Form.INT_OR_STRING,
     "runtime.RawExtension": Form.RAW,
     "apis.meta.v1.FieldsV1": Form.FIELDS,
+    "apiextensions.v1.JSONSchemaPropsOrArray": Form.SCHEMA_OR_LIST,
+    "apiextensions.v1.JSONSchemaPropsOrBool": Form.SCHEMA_OR_BOOL,
+    "apiextensions.v1.JSONSchemaPropsOrStringArray": Form.SCHEMA_OR_STRINGS,
 }
+SCHEMA = "apiextensions.v1.JSONSchemaProps"
+"""The name of the type of schemas in CustomResourceDefinitions."""
+GENERAL_KINDS = frozenset({"APIGroup", "APIGroupList", "APIResourceList", "APIVersions", "DeleteOptions", "Status"})
+"""The kinds that belong to every API group."""
 _SCALARS = {
     ("string", ""): Form.STRING,
     ("string", "byte"): Form.BYTES,
@@ -132,6 +139,7 @@ _SCALARS = {
 }
 
 
+_LIST_META = "apis.meta.v1.ListMeta"
 _PLAIN: Mapping[object, type] = {Form.STRING: str, Form.BOOL: bool}
 
 
@@ -147,6 +155,17 @@ def kind_shape(group: str, version: str, kind: str) -> Struct | None:
     return found if isinstance(found, Struct) else None
 
 
+def list_shape(group: str, version: str, kind: str) -> Struct | None:
+    """Returns the shape of the kind of lists of another kind, or None for an unknown kind."""
+    name = tables.name_of(group, version, kind.removesuffix("List")) if kind.endswith("List") else None
+    if name is None:
+        return None
+    items = {"type": "array", "items": {"$ref": name}, "wire": "2"}
+    found = _shape(f"{name}List", {"properties": {"metadata": {"$ref": _LIST_META, "wire": "1"}, "items": items}})
+    assert isinstance(found, Struct)
+    return found
+
+
 def dra_shape(kind: str) -> Struct:
     """Returns the shape of a kind of resource.k8s.io/v1. Raises ``KeyError`` for an unknown kind."""
     found = kind_shape("resource.k8s.io", "v1", kind)
@@ -159,12 +178,7 @@ def _shape(name: str, schema: Schema) -> Shape:
     if "properties" in schema:
         required = set(schema.get("required", ()))
         fields = {k: _field(v, k in required) for k, v in schema["properties"].items()}
-        nested = {
-            int(number): {int(n): f for n, f in inner.items() if n}
-            for number, inner in schema.get("nested", {}).items()
-            if number != "0"
-        }
-        return Struct(name, fields, nested)
+        return Struct(name, fields)
     if schema.get("type") == "array":
         return ListShape(LazyShape(schema["items"]))
     if isinstance(values := schema.get("additionalProperties"), Mapping):
@@ -174,15 +188,15 @@ def _shape(name: str, schema: Schema) -> Shape:
 
 def _field(schema: Schema, required: bool) -> Field:
     of = LazyShape(schema)
+    wire = tuple(map(int, schema["wire"].split("."))) if "wire" in schema else ()
     marks = schema.get("go")
     default = schema.get("default")
     if marks is None:
         # The field is newer than the Go types in the tables. Optional fields are mostly pointers. Lists and maps keep
         # the form in which they were sent, which validation distinguishes.
         container = "items" in schema or "additionalProperties" in schema
-        return Field(of, container or (not required and default is None), required, 0, default)
-    digits = marks.rstrip("pa")
-    return Field(of, "p" in marks, "a" in marks, int(digits or 0), default)
+        return Field(of, container or (not required and default is None), required, wire, default)
+    return Field(of, "p" in marks, "a" in marks, wire, default)
 
 
 def go_name(shape: Shape) -> str:

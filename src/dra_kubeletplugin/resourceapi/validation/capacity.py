@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any
 
+from ...base.json_types import ReadOnlyJSON
 from ..quantity import Quantity, parse
 from .common import items
 from .field_errors import FieldError, forbidden, invalid, required
@@ -18,10 +18,9 @@ from .field_errors import FieldError, forbidden, invalid, required
 MAX_POLICY_OPTIONS = 10
 _MAX_MILLI = Decimal(2**63 - 1) / 1000
 _SPAN = ("min", "max", "step")
-JSON = Mapping[str, Any]
 
 
-def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list[FieldError]:
+def capacity(value: ReadOnlyJSON, path: str, *, multiple: bool, fractions: bool) -> list[FieldError]:
     """Returns all errors of one capacity of a device. ``multiple`` is True if several claims may share the device."""
     policy = value.get("requestPolicy")
     if policy is None:
@@ -32,7 +31,7 @@ def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list
     return _policy(parse(value["value"]), policy, where, fractions=fractions)
 
 
-def has_fractions(policy: JSON) -> bool:
+def has_fractions(policy: ReadOnlyJSON) -> bool:
     """Returns whether a policy has a range, and a bound, the step or the default is not a whole number."""
     span = policy.get("validRange")
     given = [policy.get("default"), *((span.get(k) for k in _SPAN) if span else ())]
@@ -43,11 +42,11 @@ def _is_whole(value: Decimal) -> bool:
     return value == value.to_integral_value()
 
 
-def _policy(limit: Quantity, policy: JSON, path: str, *, fractions: bool) -> list[FieldError]:
+def _policy(limit: Quantity, policy: ReadOnlyJSON, path: str, *, fractions: bool) -> list[FieldError]:
     values, span = policy.get("validValues") or [], policy.get("validRange")
     default = parse(policy["default"]) if policy.get("default") is not None else None
     if values and span is not None:
-        rule = "exactly one policy can be specified, cannot specify `validValues` and `validRange` at the same time"
+        rule = 'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time'
         return [forbidden(path, rule)]
     if span is not None:
         if default is None:
@@ -84,17 +83,17 @@ def _valid_values(
     return out
 
 
-def _valid_range(default: Quantity, limit: Quantity, span: JSON, path: str, *, milli: bool) -> list[FieldError]:
+def _valid_range(default: Quantity, limit: Quantity, span: ReadOnlyJSON, path: str, *, milli: bool) -> list[FieldError]:
     low, high, step = (parse(span[k]) if span.get(k) is not None else None for k in _SPAN)
     if low is None:
         return [required(f"{path}.min", "required when validRange is defined")]
     if milli and (out := _not_milli({"default": default, "min": low, "max": high, "step": step}, path)):
         return out
     out = []
-    if default < low:
-        out.append(invalid(f"{path}.min", str(default), f"default is less than min: {low}"))
     if low > limit:
         out.append(invalid(f"{path}.min", str(low), f"min is larger than capacity value: {limit}"))
+    if default < low:
+        out.append(invalid(f"{path}.min", str(default), f"default is less than min: {low}"))
     if high is not None:
         if low > high:
             out.append(invalid(f"{path}.max", str(low), f"min is larger than max: {high}"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from typing import Any
 
+from ...base.json_types import ReadOnlyJSON
 from ..allocation import results_of
 from . import names
-from .claims import MAX_CONFIGS, configuration, known_requests, request_name
+from .claims import MAX_CONFIGS, admin_access, configuration, known_requests, request_name
 from .common import MAX_OPAQUE_BYTES, driver_name, items, json_object, node_selector, pool_name
 from .field_errors import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many, unsupported
 from .metadata import updated_metadata
@@ -26,13 +26,12 @@ MAX_CONDITION_MESSAGE = 32 * 1024
 CONDITION_STATUSES = ("False", "True", "Unknown")
 SOURCES = ("FromClaim", "FromClass")
 
-JSON = Mapping[str, Any]
 DeviceKey = tuple[str, str, str, str | None]
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
+def validate_claim_status(new: ReadOnlyJSON, old: ReadOnlyJSON) -> list[FieldError]:
     """Returns every error of an update of a claim's status.
 
     ``new`` must have been processed by :func:`without_deallocated`.
@@ -40,7 +39,7 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
     status, before = new.get("status") or {}, old.get("status") or {}
     allocated = set(map(device_key, results_of({"status": status})))
 
-    def device(value: JSON, path: str) -> list[FieldError]:
+    def device(value: ReadOnlyJSON, path: str) -> list[FieldError]:
         return _device_status(value, path, allocated)
 
     devices = status.get("devices") or []
@@ -56,12 +55,19 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
     return out
 
 
-def device_key(owner: JSON) -> DeviceKey:
+def validate_admin_access(new: ReadOnlyJSON, old: ReadOnlyJSON, labels: ReadOnlyJSON) -> list[FieldError]:
+    """Allows a new allocation with admin access only in namespaces with the label for it."""
+    if any(r.get("adminAccess") for r in results_of(old)):
+        return []
+    return admin_access(results_of(new), "status.allocation.devices.results", labels)
+
+
+def device_key(owner: ReadOnlyJSON) -> DeviceKey:
     """Returns the device, or the share of a device, to which a result or an entry of ``status.devices`` refers."""
     return owner["driver"], owner["pool"], owner["device"], owner.get("shareID")
 
 
-def without_deallocated(status: JSON, before: JSON) -> dict[str, Any]:
+def without_deallocated(status: ReadOnlyJSON, before: ReadOnlyJSON) -> dict[str, Any]:
     """Returns ``status`` without the entries of devices that were allocated ``before`` and are no longer allocated."""
     gone = set(map(device_key, results_of({"status": before}))) - set(map(device_key, results_of({"status": status})))
     if not gone or not status.get("devices"):
@@ -74,11 +80,11 @@ def _shown(key: DeviceKey) -> str:
     return "/".join(part for part in key if part)
 
 
-def _consumer(consumer: JSON, path: str) -> list[FieldError]:
+def _consumer(consumer: ReadOnlyJSON, path: str) -> list[FieldError]:
     return [required(f"{path}.{k}") for k in ("resource", "name", "uid") if not consumer.get(k)]
 
 
-def _reservable(status: JSON, before: JSON, *, deleted: bool) -> list[FieldError]:
+def _reservable(status: ReadOnlyJSON, before: ReadOnlyJSON, *, deleted: bool) -> list[FieldError]:
     """Returns an error if the claim cannot have its reservations: it has no allocation, or it is deleted and a consumer is new."""
     path, reserved = "status.reservedFor", status.get("reservedFor") or []
     if reserved and status.get("allocation") is None:
@@ -89,13 +95,13 @@ def _reservable(status: JSON, before: JSON, *, deleted: bool) -> list[FieldError
     return []
 
 
-def _allocation(allocation: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+def _allocation(allocation: ReadOnlyJSON, path: str, known: frozenset[str]) -> list[FieldError]:
     devices = allocation.get("devices") or {}
 
-    def result(value: JSON, at: str) -> list[FieldError]:
+    def result(value: ReadOnlyJSON, at: str) -> list[FieldError]:
         return _result(value, at, known)
 
-    def config(value: JSON, at: str) -> list[FieldError]:
+    def config(value: ReadOnlyJSON, at: str) -> list[FieldError]:
         source = value["source"]
         if not source:
             out = [required(f"{at}.source")]
@@ -110,12 +116,12 @@ def _allocation(allocation: JSON, path: str, known: frozenset[str]) -> list[Fiel
     return out
 
 
-def _device_id(value: JSON, path: str) -> list[FieldError]:
+def _device_id(value: ReadOnlyJSON, path: str) -> list[FieldError]:
     out = driver_name(value["driver"], f"{path}.driver") + pool_name(value["pool"], f"{path}.pool")
     return out + invalids(f"{path}.device", value["device"], names.label(value["device"]))
 
 
-def _result(result: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+def _result(result: ReadOnlyJSON, path: str, known: frozenset[str]) -> list[FieldError]:
     out = request_name(result["request"], f"{path}.request", known) + _device_id(result, path)
     return out + bindings(result, path) + _share(result.get("shareID"), f"{path}.shareID")
 
@@ -127,7 +133,7 @@ def _share(value: str | None, path: str) -> list[FieldError]:
     return [invalid(path, value, rule)]
 
 
-def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[FieldError]:
+def _device_status(device: ReadOnlyJSON, path: str, allocated: set[DeviceKey]) -> list[FieldError]:
     out = _device_id(device, path) + _share(device.get("shareID"), f"{path}.shareID")
     if device_key(device) not in allocated:
         out.append(invalid(path, _shown(device_key(device)), "must be an allocated device in the claim"))
@@ -146,7 +152,7 @@ def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[F
     return out + network_data(device.get("networkData") or {}, f"{path}.networkData")
 
 
-def condition_faults(condition: JSON, path: str) -> list[FieldError]:
+def condition_faults(condition: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of a condition of a device."""
     out = invalids(f"{path}.type", condition["type"], names.qualified(condition["type"]))
     if condition["status"] not in CONDITION_STATUSES:
@@ -173,7 +179,7 @@ def condition_faults(condition: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def network_data(data: JSON, path: str) -> list[FieldError]:
+def network_data(data: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of the network data of a device."""
     out: list[FieldError] = []
     for field, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
@@ -197,7 +203,7 @@ def _interface_address(value: str, path: str) -> list[FieldError]:
     return []
 
 
-def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
+def validate_claim_update(new: ReadOnlyJSON, old: ReadOnlyJSON) -> list[FieldError]:
     """Returns every error of an update of a claim or template. It checks the metadata, and that the spec is unchanged."""
     same = new["spec"] == old["spec"]
     out = updated_metadata(new["metadata"])

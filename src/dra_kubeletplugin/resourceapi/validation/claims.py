@@ -7,9 +7,10 @@ length of expressions is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import islice
 
+from ...base.json_types import ReadOnlyJSON
 from . import names
 from .common import items, opaque, qualified_name, taint_effect, taint_key
 from .field_errors import (
@@ -34,21 +35,20 @@ MAX_CEL_BYTES = 10 * 1024
 MAX_CEL_COST = 1_000_000
 MAX_EXTENDED_NAME = 63
 
-JSON = Mapping[str, Any]
 Compile = Callable[[str], object] | None
 
 
-def validate_claim(obj: JSON, compile: Compile = None) -> list[FieldError]:
+def validate_claim(obj: ReadOnlyJSON, compile: Compile = None) -> list[FieldError]:
     return metadata(obj["metadata"]) + _claim_spec(obj["spec"], "spec", compile)
 
 
-def validate_template(obj: JSON, compile: Compile = None) -> list[FieldError]:
+def validate_template(obj: ReadOnlyJSON, compile: Compile = None) -> list[FieldError]:
     inner = obj["spec"]
     out = metadata(obj["metadata"]) + template_metadata(inner["metadata"], "spec.metadata")
     return out + _claim_spec(inner["spec"], "spec.spec", compile)
 
 
-def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) -> list[FieldError]:
+def validate_class(obj: ReadOnlyJSON, compile: Compile = None, *, update: bool = False) -> list[FieldError]:
     spec = obj["spec"]
     out = updated_metadata(obj["metadata"]) if update else metadata(obj["metadata"])
     out += items(spec.get("selectors"), MAX_SELECTORS, lambda s, p: _selector(s, p, compile), "spec.selectors")
@@ -69,7 +69,7 @@ def _is_extended(name: str) -> bool:
     return not names.qualified(f"requests.{name}") and len(name.split("/")[1]) <= MAX_EXTENDED_NAME
 
 
-def known_requests(spec: JSON) -> frozenset[str]:
+def known_requests(spec: ReadOnlyJSON) -> frozenset[str]:
     """Returns the names that other parts of a claim may refer to: ``request``, and ``request/alternative``."""
     alternatives: dict[str, list[str]] = {}
     for request in (spec.get("devices") or {}).get("requests") or []:
@@ -77,18 +77,18 @@ def known_requests(spec: JSON) -> frozenset[str]:
     return frozenset(alternatives) | {f"{name}/{sub}" for name, subs in alternatives.items() for sub in subs}
 
 
-def _claim_spec(spec: JSON, path: str, compile: Compile) -> list[FieldError]:
+def _claim_spec(spec: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
     devices = spec.get("devices") or {}
     where = f"{path}.devices"
     known = known_requests(spec)
 
-    def request(value: JSON, at: str) -> list[FieldError]:
+    def request(value: ReadOnlyJSON, at: str) -> list[FieldError]:
         return _request(value, at, compile)
 
-    def constraint(value: JSON, at: str) -> list[FieldError]:
+    def constraint(value: ReadOnlyJSON, at: str) -> list[FieldError]:
         return _constraint(value, at, known)
 
-    def config(value: JSON, at: str) -> list[FieldError]:
+    def config(value: ReadOnlyJSON, at: str) -> list[FieldError]:
         return configuration(value, at, known)
 
     out = items(devices.get("requests"), MAX_REQUESTS, request, f"{where}.requests", lambda r: r["name"])
@@ -96,12 +96,12 @@ def _claim_spec(spec: JSON, path: str, compile: Compile) -> list[FieldError]:
     return out + items(devices.get("config"), MAX_CONFIGS, config, f"{where}.config")
 
 
-def configuration(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+def configuration(value: ReadOnlyJSON, path: str, known: frozenset[str]) -> list[FieldError]:
     """Returns every error of one entry of ``config`` of a claim or an allocation."""
     return request_names(value.get("requests"), f"{path}.requests", known) + _opaque_only(value, path)
 
 
-def _opaque_only(value: JSON, path: str) -> list[FieldError]:
+def _opaque_only(value: ReadOnlyJSON, path: str) -> list[FieldError]:
     if value.get("opaque") is None:
         return [required(f"{path}.opaque")]
     return opaque(value["opaque"], f"{path}.opaque")
@@ -121,7 +121,7 @@ def request_name(value: str, path: str, known: frozenset[str]) -> list[FieldErro
     return out if value in known else [*out, invalid(path, value, rule)]
 
 
-def _request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
+def _request(request: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
     out = invalids(f"{path}.name", request["name"], names.label(request["name"]))
     exactly, alternatives = request.get("exactly"), request.get("firstAvailable")
     rule = "exactly one of `exactly` or `firstAvailable` is required"
@@ -132,14 +132,14 @@ def _request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
     if not alternatives:
         return [*out, required(path, rule)]
 
-    def sub(value: JSON, where: str) -> list[FieldError]:
+    def sub(value: ReadOnlyJSON, where: str) -> list[FieldError]:
         faults = invalids(f"{where}.name", value["name"], names.label(value["name"]))
         return faults + _device_request(value, where, compile)
 
     return out + items(alternatives, MAX_SUBREQUESTS, sub, f"{path}.firstAvailable", lambda s: s["name"])
 
 
-def _device_request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
+def _device_request(request: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
     out: list[FieldError] = []
     class_name = request["deviceClassName"]
     where = f"{path}.deviceClassName"
@@ -161,7 +161,7 @@ def _device_request(request: JSON, path: str, compile: Compile) -> list[FieldErr
     return out + tolerations(request.get("tolerations"), f"{path}.tolerations")
 
 
-def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
+def _selector(selector: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
     cel = selector.get("cel")
     if cel is None:
         return [required(f"{path}.cel")]
@@ -180,11 +180,11 @@ def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
     return []
 
 
-def tolerations(values: list[JSON] | None, path: str) -> list[FieldError]:
+def tolerations(values: list[ReadOnlyJSON] | None, path: str) -> list[FieldError]:
     return [fault for i, value in enumerate(values or []) for fault in toleration(value, f"{path}[{i}]")]
 
 
-def toleration(value: JSON, path: str) -> list[FieldError]:
+def toleration(value: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of one device toleration."""
     out: list[FieldError] = []
     key, operator = value.get("key", ""), value.get("operator", "")
@@ -204,7 +204,7 @@ def toleration(value: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _constraint(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+def _constraint(value: ReadOnlyJSON, path: str, known: frozenset[str]) -> list[FieldError]:
     out = request_names(value.get("requests"), f"{path}.requests", known)
     match, distinct = value.get("matchAttribute"), value.get("distinctAttribute")
     if match is not None:
@@ -216,14 +216,17 @@ def _constraint(value: JSON, path: str, known: frozenset[str]) -> list[FieldErro
     return out
 
 
-def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
+def validate_admin_access(spec: ReadOnlyJSON, labels: ReadOnlyJSON) -> list[FieldError]:
     """Allows admin access only in namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
+    requests = (spec.get("devices") or {}).get("requests") or []
+    # As on the server, the path does not contain `exactly`; for templates it is the path of a claim.
+    return admin_access([r.get("exactly") or {} for r in requests], "spec.devices.requests", labels)
+
+
+def admin_access(owners: Iterable[ReadOnlyJSON], path: str, labels: ReadOnlyJSON) -> list[FieldError]:
+    """Returns an error for the first request or result with admin access, unless the namespace has the label."""
     if labels.get("resource.kubernetes.io/admin-access") == "true":
         return []
     rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
-    requests = (spec.get("devices") or {}).get("requests") or []
-    for i, r in enumerate(requests):
-        if (r.get("exactly") or {}).get("adminAccess"):
-            # As on the server, the path does not contain `exactly`; for templates it is the path of a claim.
-            return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
-    return []
+    found = (forbidden(f"{path}[{i}].adminAccess", rule) for i, o in enumerate(owners) if o.get("adminAccess"))
+    return list(islice(found, 1))

@@ -19,20 +19,16 @@ def items(
     path: str,
     key: Callable[[Any], str] | None = None,
 ) -> list[FieldError]:
-    """Validates a list: its length, every item, and, with ``key``, that no key occurs twice."""
+    """Validates a list: its length, every item, and, with ``key``, that no key occurs twice. Duplicates come last."""
     values = values or []
     if len(values) > limit:
         return [too_many(path, len(values), limit)]
-    out: list[FieldError] = []
+    out = [fault for i, value in enumerate(values) for fault in check(value, f"{path}[{i}]")]
     seen: set[str] = set()
-    for i, value in enumerate(values):
-        where = f"{path}[{i}]"
-        out += check(value, where)
-        if key:
-            k = key(value)
-            if k in seen:
-                out.append(duplicate(where, k))
-            seen.add(k)
+    for i, k in enumerate(map(key, values) if key else ()):
+        if k in seen:
+            out.append(duplicate(f"{path}[{i}]", k))
+        seen.add(k)
     return out
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from ...base.json_types import ReadOnlyJSON
 from . import names
 from .field_errors import FieldError, forbidden, invalid, invalids, required, too_long
 
@@ -13,15 +13,13 @@ MAX_GENERATED_BASE = 58  # characters of generateName that a generated name keep
 STANDARD_FINALIZERS = ("kubernetes", "orphan", "foregroundDeletion")
 TEMPLATE_FIELDS = ("labels", "annotations")
 
-JSON = Mapping[str, Any]
 
-
-def metadata(meta: JSON, path: str = "metadata") -> list[FieldError]:
+def metadata(meta: ReadOnlyJSON, path: str = "metadata") -> list[FieldError]:
     """Returns every error of an object's metadata. The name must be a DNS subdomain."""
     return _name(meta, path) + _general(meta, path) + _known_finalizers(meta, path)
 
 
-def updated_metadata(meta: JSON, path: str = "metadata", *, wholly: bool = True) -> list[FieldError]:
+def updated_metadata(meta: ReadOnlyJSON, path: str = "metadata", *, wholly: bool = True) -> list[FieldError]:
     """Returns every error of an update's metadata, as many times as the server reports it.
 
     The server applies the rules for all objects, the rules for updates, and the rules of the kind. The rules of the
@@ -33,36 +31,36 @@ def updated_metadata(meta: JSON, path: str = "metadata", *, wholly: bool = True)
     return out + _changeable(meta, path) + _known_finalizers(meta, path)
 
 
-def _general(meta: JSON, path: str) -> list[FieldError]:
+def _general(meta: ReadOnlyJSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     if meta.get("generation", 0) < 0:
         out.append(invalid(f"{path}.generation", meta["generation"], "must be greater than or equal to 0"))
     return out + _changeable(meta, path) + _finalizers(meta.get("finalizers") or [], f"{path}.finalizers")
 
 
-def _changeable(meta: JSON, path: str) -> list[FieldError]:
+def _changeable(meta: ReadOnlyJSON, path: str) -> list[FieldError]:
     out = _labels(meta.get("labels") or {}, f"{path}.labels")
     out += _annotations(meta.get("annotations") or {}, f"{path}.annotations")
     return out + _owners(meta.get("ownerReferences") or [], f"{path}.ownerReferences")
 
 
-def template_metadata(meta: JSON, path: str) -> list[FieldError]:
+def template_metadata(meta: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of the metadata that a template has for its objects: only labels and annotations are allowed."""
     out = _annotations(meta.get("annotations") or {}, f"{path}.annotations")
     out += _labels(meta.get("labels") or {}, f"{path}.labels")
     return out + [forbidden(f"{path}.{k}", "cannot be set") for k in meta if k not in TEMPLATE_FIELDS]
 
 
-def merged_owners(owners: Sequence[JSON]) -> list[JSON]:
+def merged_owners(owners: Sequence[ReadOnlyJSON]) -> list[ReadOnlyJSON]:
     """Returns owner references without duplicates."""
-    out: list[JSON] = []
+    out: list[ReadOnlyJSON] = []
     for owner in owners:
         if owner not in out:
             out.append(owner)
     return out
 
 
-def _name(meta: JSON, path: str) -> list[FieldError]:
+def _name(meta: ReadOnlyJSON, path: str) -> list[FieldError]:
     name, prefix = meta.get("name", ""), meta.get("generateName", "")
     out: list[FieldError] = []
     if prefix:
@@ -91,7 +89,7 @@ def _annotations(annotations: Mapping[str, str], path: str) -> list[FieldError]:
     return out
 
 
-def _owners(owners: Sequence[JSON], path: str) -> list[FieldError]:
+def _owners(owners: Sequence[ReadOnlyJSON], path: str) -> list[FieldError]:
     out: list[FieldError] = []
     for owner in owners:
         group, version = _group_version(owner.get("apiVersion", ""))
@@ -125,7 +123,7 @@ def _finalizers(finalizers: Sequence[str], path: str) -> list[FieldError]:
     return out
 
 
-def _known_finalizers(meta: JSON, path: str) -> list[FieldError]:
+def _known_finalizers(meta: ReadOnlyJSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     for i, finalizer in enumerate(meta.get("finalizers") or []):
         if "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:

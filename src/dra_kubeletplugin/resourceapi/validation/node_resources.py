@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ...base.json_types import ReadOnlyJSON
 from ..quantity import Quantity, parse
 from .field_errors import FieldError, forbidden, invalid, required
 
-JSON = Mapping[str, Any]
 _HUGE_PAGES = "hugepages-"
 NODE_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # and huge pages, by their size
 
 
-def node_resources(device: JSON, path: str) -> list[FieldError]:
+def node_resources(device: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of ``nodeAllocatableResources`` of a device."""
     out: list[FieldError] = []
     for name, resource in sorted((device.get("nodeAllocatableResources") or {}).items()):
@@ -31,7 +28,7 @@ def node_resources(device: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _mapping(mapping: JSON, capacity: JSON, path: str) -> list[FieldError]:
+def _mapping(mapping: ReadOnlyJSON, capacity: ReadOnlyJSON, path: str) -> list[FieldError]:
     key, by_capacity = mapping.get("capacityKey"), mapping.get("capacityMultiplier")
     by_device = mapping.get("deviceMultiplier")
     out: list[FieldError] = []

@@ -8,10 +8,10 @@ differences between releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...base.json_types import ReadOnlyJSON
 from .. import version
 from ..kubernetes_releases import Features
 from . import names
@@ -49,8 +49,6 @@ LIST_ATTRIBUTES = ("ints", "bools", "strings", "versions")
 _LISTS = frozenset(LIST_ATTRIBUTES)
 _MAX_KEY = names.MAX_DOMAIN + 1 + names.MAX_IDENTIFIER
 
-JSON = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Dialect:
@@ -76,14 +74,16 @@ class Dialect:
 NEWEST = Dialect()
 
 
-def validate(obj: JSON, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
+def validate(obj: ReadOnlyJSON, old: ReadOnlyJSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
     """Returns every error of a ResourceSlice, or of its update if ``old`` is set."""
     if old is None:
         return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec", dialect=dialect)
     return updated_metadata(obj["metadata"], wholly=False) + validate_spec(obj["spec"], "spec", old["spec"], dialect)
 
 
-def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
+def validate_spec(
+    spec: ReadOnlyJSON, path: str, old: ReadOnlyJSON | None = None, dialect: Dialect = NEWEST
+) -> list[FieldError]:
     known = {d["name"]: d for d in (old or {}).get("devices") or []}
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
     if old is not None:
@@ -95,7 +95,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
     limit = max_devices(devices or [])
     per_device = bool(spec.get("perDeviceNodeSelection"))
 
-    def check(device: JSON, where: str) -> list[FieldError]:
+    def check(device: ReadOnlyJSON, where: str) -> list[FieldError]:
         before = known.get(device["name"])
         return validate_device(device, where, per_device=per_device, old=before, dialect=dialect)
 
@@ -104,7 +104,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
     return out + slice_options(spec, path)
 
 
-def _changed(spec: JSON, old: JSON, path: str) -> list[FieldError]:
+def _changed(spec: ReadOnlyJSON, old: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns an error for each immutable field that an update changes."""
     fields = (
         ("pool.name", spec["pool"]["name"], old["pool"]["name"]),
@@ -114,7 +114,7 @@ def _changed(spec: JSON, old: JSON, path: str) -> list[FieldError]:
     return [invalid(f"{path}.{field}", new, "field is immutable") for field, new, was in fields if new != was]
 
 
-def slice_options(spec: JSON, path: str) -> list[FieldError]:
+def slice_options(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of the fields that apply to all devices of a slice, as of 1.37."""
     out: list[FieldError] = []
     attribute = spec.get("partitionTypeAttribute")
@@ -145,7 +145,7 @@ def max_devices(devices: list[Any]) -> int:
     return MAX_DEVICES_IN_SLICE
 
 
-def _pool(pool: JSON, path: str) -> list[FieldError]:
+def _pool(pool: ReadOnlyJSON, path: str) -> list[FieldError]:
     out = pool_name(pool["name"], f"{path}.name")
     if pool["resourceSliceCount"] <= 0:
         out.append(invalid(f"{path}.resourceSliceCount", pool["resourceSliceCount"], "must be greater than zero"))
@@ -154,7 +154,7 @@ def _pool(pool: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _node_choice(spec: JSON, path: str) -> list[FieldError]:
+def _node_choice(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
     empty = "must be either unset or set to a non-empty string"
     rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
     flags = ("allNodes", "perDeviceNodeSelection")
@@ -162,7 +162,7 @@ def _node_choice(spec: JSON, path: str) -> list[FieldError]:
 
 
 def _exactly_one_place(
-    owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
+    owner: ReadOnlyJSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
 ) -> list[FieldError]:
     """Validates the nodes of a slice or device: exactly one of node name, node selector and ``flags`` must be set."""
     out: list[FieldError] = []
@@ -190,11 +190,11 @@ def _exactly_one_place(
 
 
 def validate_device(
-    device: JSON,
+    device: ReadOnlyJSON,
     path: str,
     *,
     per_device: bool = False,
-    old: JSON | None = None,
+    old: ReadOnlyJSON | None = None,
     dialect: Dialect = NEWEST,
 ) -> list[FieldError]:
     """Returns every error of one device of a slice.
@@ -226,7 +226,7 @@ def validate_device(
     return out + _device_nodes(device, path, per_device=per_device)
 
 
-def _attributes(attributes: JSON, path: str) -> list[FieldError]:
+def _attributes(attributes: ReadOnlyJSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     values = sum(map(_count, attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
@@ -239,7 +239,7 @@ def _attributes(attributes: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _is_plain(key: str, value: JSON) -> bool:
+def _is_plain(key: str, value: ReadOnlyJSON) -> bool:
     """Returns whether an attribute is valid and of a common kind, which is quick to check."""
     if len(value) != 1 or not is_attribute_name(key):
         return False
@@ -249,14 +249,14 @@ def _is_plain(key: str, value: JSON) -> bool:
     return kind in {"int", "bool"} and given is not None
 
 
-def _count(attribute: JSON) -> int:
+def _count(attribute: ReadOnlyJSON) -> int:
     for kind, value in attribute.items():
         if kind in LIST_ATTRIBUTES and value:
             return len(value)
     return 1
 
 
-def _attribute(value: JSON, path: str) -> list[FieldError]:
+def _attribute(value: ReadOnlyJSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     kinds = [kind for kind, given in value.items() if given is not None]
     for kind in kinds:
@@ -280,7 +280,7 @@ def _text(value: str, path: str, *, version_text: bool) -> list[FieldError]:
     return out + ([too_long(path, MAX_VALUE_BYTES)] if len(value.encode()) > MAX_VALUE_BYTES else [])
 
 
-def _counters(counters: JSON | None, path: str) -> list[FieldError]:
+def _counters(counters: ReadOnlyJSON | None, path: str) -> list[FieldError]:
     if not counters:
         return [required(path)]
     out: list[FieldError] = []
@@ -292,13 +292,13 @@ def _counters(counters: JSON | None, path: str) -> list[FieldError]:
     return out
 
 
-def validate_counter_set(counter_set: JSON, path: str) -> list[FieldError]:
+def validate_counter_set(counter_set: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of one set of shared counters."""
     out = _label_or_required(counter_set["name"], f"{path}.name")
     return out + _counters(counter_set.get("counters"), f"{path}.counters")
 
 
-def _consumption(consumption: JSON, path: str) -> list[FieldError]:
+def _consumption(consumption: ReadOnlyJSON, path: str) -> list[FieldError]:
     out = _label_or_required(consumption["counterSet"], f"{path}.counterSet")
     out += _counters(consumption.get("counters"), f"{path}.counters")
     groups = consumption.get("compatibilityGroups")
@@ -313,7 +313,7 @@ def _label_or_required(value: str, path: str) -> list[FieldError]:
     return invalids(path, value, names.label(value)) if value else [required(path)]
 
 
-def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[FieldError]:
+def validate_taint(taint: ReadOnlyJSON, path: str, dialect: Dialect = NEWEST) -> list[FieldError]:
     """Returns every error of one device taint."""
     out = taint_key(taint["key"], f"{path}.key")
     if value := taint.get("value"):
@@ -321,7 +321,7 @@ def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[Fi
     return out + taint_effect(taint["effect"], f"{path}.effect", dialect.effects)
 
 
-def bindings(owner: JSON, path: str) -> list[FieldError]:
+def bindings(owner: ReadOnlyJSON, path: str) -> list[FieldError]:
     """Returns every error of the binding conditions of a device or of an allocation's result. Both kinds must be set, or none."""
     conditions, failures = owner.get("bindingConditions") or [], owner.get("bindingFailureConditions") or []
     if not conditions and not failures:
@@ -347,7 +347,7 @@ def bindings(owner: JSON, path: str) -> list[FieldError]:
     return out
 
 
-def _device_nodes(device: JSON, path: str, *, per_device: bool) -> list[FieldError]:
+def _device_nodes(device: ReadOnlyJSON, path: str, *, per_device: bool) -> list[FieldError]:
     if not per_device:
         if all(device.get(f) is None for f in ("nodeName", "nodeSelector", "allNodes")):
             return []

@@ -1,12 +1,14 @@
 // A DRA driver in plain Go for `dra conformance`: four simulated cards, no Kubernetes client library.
 //
+// It sends objects in protobuf, as client-go does. The variable ACCEPT selects the forms of responses.
+//
 // It publishes one ResourceSlice, prepares claims with one CDI spec for each claim, keeps a
 // checkpoint of prepared claims, and supports rolling updates. It has no device health service.
 //
 // test_conformance_go_driver.py builds and runs it with the packages of Debian 12: golang-go,
 // golang-google-grpc-dev, golang-google-protobuf-dev, golang-github-golang-protobuf-1-5-dev,
 // protobuf-compiler, protoc-gen-go and protoc-gen-go-grpc. The test generates the packages
-// below godriver/ from proto/ with protoc.
+// below godriver/ from proto/ and kubernetes.proto with protoc.
 package main
 
 import (
@@ -15,26 +17,29 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"mime"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"godriver/dra"
+	"godriver/kubernetes"
 	"godriver/registration"
 )
 
@@ -43,14 +48,16 @@ const (
 	cdiKind    = driverName + "/card"
 	resources  = "/apis/resource.k8s.io/v1"
 	firstPause = 100 * time.Millisecond
+	protobuf   = "application/vnd.kubernetes.protobuf"
+	prefix     = "k8s\x00"
 )
 
 var cards = []string{"card-0", "card-1", "card-2", "card-3"}
 
 // apiServer sends requests to the API server of a kubeconfig.
 type apiServer struct {
-	url, token string
-	http       http.Client
+	url, token, accept string
+	http               http.Client
 }
 
 // newAPIServer reads a kubeconfig with one cluster and one user.
@@ -76,12 +83,16 @@ func newAPIServer(path string) (*apiServer, error) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
-	return &apiServer{value("server"), value("token"), http.Client{Transport: transport}}, nil
+	accept := os.Getenv("ACCEPT")
+	if accept == "" {
+		accept = protobuf + ",application/json"
+	}
+	return &apiServer{value("server"), value("token"), accept, http.Client{Transport: transport}}, nil
 }
 
-// call sends body as JSON and decodes the first JSON object of the response.
-func (a *apiServer) call(ctx context.Context, method, path string, body, out any) error {
-	data, err := json.Marshal(body)
+// call sends a body as client-go does: as protobuf. It decodes the response, or the first event of a watch.
+func (a *apiServer) call(ctx context.Context, method, path, kind string, body, out proto.Message) error {
+	data, err := encode(kind, body)
 	if err != nil {
 		return err
 	}
@@ -90,7 +101,8 @@ func (a *apiServer) call(ctx context.Context, method, path string, body, out any
 		return err
 	}
 	request.Header.Set("Authorization", "Bearer "+a.token)
-	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Content-Type", protobuf)
+	request.Header.Set("Accept", a.accept)
 	response, err := a.http.Do(request)
 	if err != nil {
 		return err
@@ -98,49 +110,61 @@ func (a *apiServer) call(ctx context.Context, method, path string, body, out any
 	defer response.Body.Close()
 	if response.StatusCode >= 300 {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 300))
-		return fmt.Errorf("%s %s: %s: %s", method, path, response.Status, text)
+		return fmt.Errorf("%s %s: %s: %q", method, path, response.Status, text)
 	}
-	return json.NewDecoder(response.Body).Decode(out)
+	return decode(response, out)
 }
 
-type metadata struct {
-	Name            string  `json:"name"`
-	UID             string  `json:"uid,omitempty"`
-	ResourceVersion string  `json:"resourceVersion,omitempty"`
-	OwnerReferences []owner `json:"ownerReferences,omitempty"`
+// encode returns the envelope that contains the message of a kind of resource.k8s.io/v1, or nil for no body.
+func encode(kind string, body proto.Message) ([]byte, error) {
+	if body == nil {
+		return nil, nil
+	}
+	raw, err := proto.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	meta := &kubernetes.TypeMeta{ApiVersion: "resource.k8s.io/v1", Kind: kind}
+	envelope, err := proto.Marshal(&kubernetes.Unknown{TypeMeta: meta, Raw: raw})
+	return append([]byte(prefix), envelope...), err
 }
 
-type owner struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name"`
-	UID        string `json:"uid"`
-	Controller bool   `json:"controller"`
+// decode reads the form that the response names: JSON or protobuf.
+func decode(response *http.Response, out proto.Message) error {
+	form, parameters, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	if err != nil {
+		return err
+	}
+	if form != protobuf {
+		return json.NewDecoder(response.Body).Decode(out)
+	}
+	if parameters["stream"] != "watch" {
+		data, err := io.ReadAll(response.Body)
+		if err != nil {
+			return err
+		}
+		return unwrap(data, out)
+	}
+	size := make([]byte, 4)
+	if _, err := io.ReadFull(response.Body, size); err != nil {
+		return err
+	}
+	frame := make([]byte, binary.BigEndian.Uint32(size))
+	if _, err := io.ReadFull(response.Body, frame); err != nil {
+		return err
+	}
+	return proto.Unmarshal(frame, out)
 }
 
-type pool struct {
-	Name               string `json:"name"`
-	Generation         int64  `json:"generation"`
-	ResourceSliceCount int64  `json:"resourceSliceCount"`
-}
-
-type device struct {
-	Name       string                       `json:"name"`
-	Attributes map[string]map[string]string `json:"attributes"`
-}
-
-type sliceSpec struct {
-	Driver   string   `json:"driver"`
-	NodeName string   `json:"nodeName"`
-	Pool     pool     `json:"pool"`
-	Devices  []device `json:"devices"`
-}
-
-type slice struct {
-	APIVersion string    `json:"apiVersion"`
-	Kind       string    `json:"kind"`
-	Metadata   metadata  `json:"metadata"`
-	Spec       sliceSpec `json:"spec"`
+func unwrap(data []byte, out proto.Message) error {
+	var envelope kubernetes.Unknown
+	if !bytes.HasPrefix(data, []byte(prefix)) {
+		return fmt.Errorf("a response without the prefix: %.20q", data)
+	}
+	if err := proto.Unmarshal(data[len(prefix):], &envelope); err != nil {
+		return err
+	}
+	return proto.Unmarshal(envelope.Raw, out)
 }
 
 // publisher keeps the pool of this node at exactly one ResourceSlice.
@@ -175,65 +199,69 @@ func (p *publisher) reconcile(parent context.Context) error {
 	ctx, cancel := context.WithTimeout(parent, 10*time.Second)
 	defer cancel()
 	own := resources + "/resourceslices?fieldSelector=" + url.QueryEscape("spec.driver="+driverName+",spec.nodeName="+p.node)
-	var list struct {
-		Metadata metadata
-		Items    []slice
-	}
-	if err := p.api.call(ctx, "GET", own, nil, &list); err != nil {
+	var list kubernetes.ResourceSliceList
+	if err := p.api.call(ctx, "GET", own, "", nil, &list); err != nil {
 		return err
 	}
 	name := p.node + "-" + driverName
-	var current *slice
+	var current *kubernetes.ResourceSlice
 	var generation int64
-	for i, s := range list.Items {
+	for _, s := range list.Items {
 		if s.Spec.Pool.Generation > generation {
 			generation = s.Spec.Pool.Generation
 		}
 		if s.Metadata.Name == name {
-			current = &list.Items[i]
+			current = s
 		}
 	}
-	if current == nil || !reflect.DeepEqual(current.Spec, p.spec(generation)) {
+	if current == nil || !proto.Equal(current.Spec, p.spec(generation)) {
 		if err := p.write(ctx, name, current, generation+1); err != nil {
 			return err
 		}
 	}
 	for _, s := range list.Items {
 		if s.Metadata.Name != name {
-			if err := p.api.call(ctx, "DELETE", resources+"/resourceslices/"+s.Metadata.Name, nil, &struct{}{}); err != nil {
+			path := resources + "/resourceslices/" + s.Metadata.Name
+			if err := p.api.call(ctx, "DELETE", path, "DeleteOptions", &kubernetes.DeleteOptions{}, &kubernetes.Node{}); err != nil {
 				return err
 			}
 		}
 	}
 	ctx, cancel = context.WithTimeout(parent, 100*time.Second)
 	defer cancel()
-	err := p.api.call(ctx, "GET", own+"&watch=true&timeoutSeconds=90&resourceVersion="+list.Metadata.ResourceVersion, nil, &struct{}{})
+	watch := own + "&watch=true&timeoutSeconds=90&resourceVersion=" + list.Metadata.ResourceVersion
+	var event kubernetes.WatchEvent
+	err := p.api.call(ctx, "GET", watch, "", nil, &event)
 	if errors.Is(err, io.EOF) {
 		return nil // The watch ended without a change.
 	}
 	return err
 }
 
-func (p *publisher) spec(generation int64) sliceSpec {
-	spec := sliceSpec{Driver: driverName, NodeName: p.node, Pool: pool{p.node, generation, 1}}
+func (p *publisher) spec(generation int64) *kubernetes.ResourceSliceSpec {
+	pool := &kubernetes.ResourcePool{Name: p.node, Generation: generation, ResourceSliceCount: 1}
+	spec := &kubernetes.ResourceSliceSpec{Driver: driverName, NodeName: p.node, Pool: pool}
 	for _, card := range cards {
-		spec.Devices = append(spec.Devices, device{card, map[string]map[string]string{"model": {"string": "go-card"}}})
+		attributes := map[string]*kubernetes.DeviceAttribute{"model": {String_: "go-card"}}
+		spec.Devices = append(spec.Devices, &kubernetes.Device{Name: card, Attributes: attributes})
 	}
 	return spec
 }
 
-func (p *publisher) write(ctx context.Context, name string, current *slice, generation int64) error {
-	var node struct{ Metadata metadata }
-	if err := p.api.call(ctx, "GET", "/api/v1/nodes/"+p.node, nil, &node); err != nil {
+func (p *publisher) write(ctx context.Context, name string, current *kubernetes.ResourceSlice, generation int64) error {
+	var node kubernetes.Node
+	if err := p.api.call(ctx, "GET", "/api/v1/nodes/"+p.node, "", nil, &node); err != nil {
 		return err
 	}
-	next := slice{"resource.k8s.io/v1", "ResourceSlice", metadata{Name: name}, p.spec(generation)}
-	next.Metadata.OwnerReferences = []owner{{"v1", "Node", p.node, node.Metadata.UID, true}}
+	owner := &kubernetes.OwnerReference{ApiVersion: "v1", Kind: "Node", Name: p.node, Uid: node.Metadata.Uid, Controller: true}
+	meta := &kubernetes.ObjectMeta{Name: name, OwnerReferences: []*kubernetes.OwnerReference{owner}}
+	next := &kubernetes.ResourceSlice{Metadata: meta, Spec: p.spec(generation)}
+	var stored kubernetes.ResourceSlice
 	if current == nil {
-		return p.api.call(ctx, "POST", resources+"/resourceslices", next, &next)
+		return p.api.call(ctx, "POST", resources+"/resourceslices", "ResourceSlice", next, &stored)
 	}
-	next.Metadata.ResourceVersion = current.Metadata.ResourceVersion
-	return p.api.call(ctx, "PUT", resources+"/resourceslices/"+name, next, &next)
+	meta.ResourceVersion = current.Metadata.ResourceVersion
+	return p.api.call(ctx, "PUT", resources+"/resourceslices/"+name, "ResourceSlice", next, &stored)
 }
 
 type preparedDevice struct{ Request, Pool, Device string }
@@ -353,24 +381,15 @@ func (s *service) prepare(ctx context.Context, claim *dra.Claim) (devices []prep
 
 // allocated returns the devices of this driver in the claim's allocation.
 func (s *service) allocated(ctx context.Context, claim *dra.Claim) ([]preparedDevice, error) {
-	var object struct {
-		Metadata metadata
-		Status   struct {
-			Allocation *struct {
-				Devices struct {
-					Results []struct{ Request, Driver, Pool, Device string }
-				}
-			}
-		}
-	}
+	var object kubernetes.ResourceClaim
 	path := resources + "/namespaces/" + claim.Namespace + "/resourceclaims/" + claim.Name
-	if err := s.api.call(ctx, "GET", path, nil, &object); err != nil {
+	if err := s.api.call(ctx, "GET", path, "", nil, &object); err != nil {
 		return nil, err
 	}
-	if object.Metadata.UID != claim.Uid {
-		return nil, fmt.Errorf("the claim %s/%s has the UID %s, not %s", claim.Namespace, claim.Name, object.Metadata.UID, claim.Uid)
+	if object.Metadata.Uid != claim.Uid {
+		return nil, fmt.Errorf("the claim %s/%s has the UID %s, not %s", claim.Namespace, claim.Name, object.Metadata.Uid, claim.Uid)
 	}
-	if object.Status.Allocation == nil {
+	if object.Status.GetAllocation() == nil {
 		return nil, fmt.Errorf("the claim %s/%s is not allocated", claim.Namespace, claim.Name)
 	}
 	devices := []preparedDevice{}

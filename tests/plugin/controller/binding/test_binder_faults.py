@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.plugin.controller.binding.claims import AllocatedClaim
 from dra_kubeletplugin.plugin.controller.binding.records import BindingRecord
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.resourceapi.defaulting import now
-from tests.plugin.controller.test_controller import (
+from tests.plugin.controller.fabric import (
     ATTACHED,
     FAILED,
     NAME,
@@ -37,7 +37,6 @@ from tests.plugin.controller.test_controller import (
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
 
-JSON = dict[str, Any]
 _STEPS = 40  # more than the number of requests for one claim
 
 

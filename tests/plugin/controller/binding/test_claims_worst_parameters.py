@@ -12,18 +12,17 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.plugin.controller.binding import ClaimWatch
 from dra_kubeletplugin.resourceapi.encoded import from_json
 from tests.helpers import worst_parameters
 from tests.helpers.worst_parameters import DRIVER, ENTRIES, LIMIT, MACHINE, SHAPES, Plain
 
-JSON = dict[str, Any]
 VERSIONS = {"versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]}
 KIB, MIB = 1024, 1024 * 1024
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ....base.json_types import JSON
 from ....base.telemetry.logs import operation_id
 from ....base.threads import in_own_thread
 from ....claims.claim_fields import DeviceResult
@@ -19,8 +19,6 @@ from ....kube import KubeClient
 from ....resourceapi.conversion import GROUP, convert
 from ....resourceapi.encoded import from_json
 from .claims import AllocatedClaim
-
-JSON = dict[str, Any]
 
 
 class BindCalls:

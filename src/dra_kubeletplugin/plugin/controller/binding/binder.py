@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from ....base.backoff import Backoff
 from ....base.telemetry.logs import Fields, claim_fields, operation, set_log_fields
 from ....base.telemetry.metrics import Metrics
 from ....claims.claim_fields import ClaimFields, DeviceResult
@@ -29,20 +27,9 @@ from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch
 from .records import BindingRecord, BindingRecords
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
+RETRY_DELAYS = 1.0, 60.0  # seconds between attempts: first, longest
 _MESSAGE = 1_024  # bytes of an error in a condition
 _CATCH_UP = 5.0  # seconds until a write to a claim must be visible in the watch; after that time, the write is repeated
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryIntervals:
-    """Seconds between attempts; the pause doubles with each failure."""
-
-    first: float = 1.0
-    longest: float = 60.0
-
-    def after(self, failures: int) -> float:
-        return float(min(self.longest, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
 
 
 class NextStep(Enum):
@@ -60,6 +47,7 @@ class Binder:
     Args:
         conditions: writes the binding conditions, with its own field manager.
         leads: whether this process leads; if not, no step begins.
+        delays: seconds between attempts: the first delay, which doubles with each failure, and the longest.
     """
 
     def __init__(
@@ -69,14 +57,14 @@ class Binder:
         conditions: DeviceStatusReporter,
         metrics: Metrics,
         leads: Callable[[], bool],
-        pauses: RetryIntervals | None = None,
+        delays: tuple[float, float] = RETRY_DELAYS,
     ) -> None:
         self.calls = calls
         self.records = records
         self.conditions = conditions
         self.metrics = metrics
         self.leads = leads
-        self.pauses = pauses or RetryIntervals()
+        self._delays = delays
         self.faults: dict[str, str] = {}
         """Why claims are not bound or unbound, by claim (namespace/name)."""
         self._watch: ClaimWatch | None = None
@@ -128,19 +116,21 @@ class Binder:
             await asyncio.Event().wait()
 
     async def _load(self) -> None:
-        failures = 0
+        backoff = self._backoff()
         while True:
             try:
                 self._bound = {r.claim.uid: r for r in await self.records.load()}
                 self._load_fault = ""
                 return
             except ApiError as e:
-                failures += 1
                 fault = f"cannot read the records of bound claims: {e}"
                 if fault != self._load_fault:
                     log.warning("cannot read the records of bound claims: %s", e)
                 self._load_fault = fault
-            await asyncio.sleep(self.pauses.after(failures))
+            await asyncio.sleep(backoff.next())
+
+    def _backoff(self) -> Backoff:
+        return Backoff(*self._delays, jitter=0.2)
 
     # --- one claim ------------------------------------------------------------------------------
 
@@ -150,24 +140,23 @@ class Binder:
         return found if found and found.waiting else None
 
     async def _work_on(self, uid: str) -> None:
-        event, failures = self._changed[uid], 0
+        event, backoff = self._changed[uid], self._backoff()
         set_log_fields(lambda: self._log_fields(uid))
         try:
             while not self._stopping:
                 event.clear()
                 seen = self._seen(uid)
                 if not self.leads():  # the process is about to end
-                    await self._pause(uid, self.pauses.first, seen)
+                    await self._pause(uid, backoff.duration, seen)
                     continue
                 try:
                     with operation():
                         following = await self._step(uid)
                     self.faults.pop(self._shown(uid), None)
-                    failures = 0
+                    backoff.reset()
                 except Exception as e:  # a fault of one claim must not end the work on others
-                    failures += 1
                     self._record_fault(uid, e)
-                    await self._pause(uid, self.pauses.after(failures), seen)
+                    await self._pause(uid, backoff.next(), seen)
                     continue
                 if following is NextStep.WAIT_FOR_WATCH:
                     await self._pause(uid, _CATCH_UP, seen)

@@ -9,10 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from ....base.json_types import JSON
+from ....base.telemetry.log_once import LogOnce
 from ....claims.claim_fields import ClaimFields, ClaimIdentity, DeviceKey, DeviceResult
 from ....devices.pool_state import Held
 from ....errors import DraError, NotReadyError, describe
@@ -20,7 +21,6 @@ from ....kube import KubeClient, Reflector
 from ....resourceapi.encoded import config_entries
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _PAGE = 16  # claims in one page of a list: each has up to 1 MB, and a page is decoded in one step
 
 
@@ -128,7 +128,7 @@ class ClaimWatch:
         self._changed = changed
         self._reflector = Reflector(client, "resourceclaims", copies=False, page=_PAGE)
         self._allocated: dict[str, AllocatedClaim] = {}
-        self._logged_unreadable: set[str] = set()
+        self._logged = LogOnce()
 
     @property
     def fault(self) -> str:
@@ -161,7 +161,7 @@ class ClaimWatch:
             uid = event.object["metadata"]["uid"]
             allocated = None if event.type == "DELETED" else self._read(uid, event.encoded)
             if event.type == "DELETED":
-                self._logged_unreadable.discard(uid)
+                self._logged.forget(uid)
             before = self._allocated.pop(uid, None)
             if allocated is not None:
                 self._allocated[uid] = allocated
@@ -173,8 +173,7 @@ class ClaimWatch:
         try:
             return allocated(encoded, self.driver)
         except (msgspec.DecodeError, RecursionError, DraError) as e:
-            if uid not in self._logged_unreadable:
-                self._logged_unreadable.add(uid)
+            if self._logged.is_new(uid):
                 log.warning(
                     "cannot decode a ResourceClaim of the API server: %s", describe(e), extra={"claim_uid": uid}
                 )

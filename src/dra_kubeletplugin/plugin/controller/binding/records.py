@@ -11,10 +11,10 @@ import contextlib
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
+from ....base.json_types import JSON
 from ....claims.claim_fields import DeviceKey
 from ....driver import BoundClaim, BoundDevice
 from ....errors import describe
@@ -24,13 +24,12 @@ from ....kube.resource import CONFIG_MAPS
 from .claims import AllocatedClaim, BoundClaimIdentity
 
 log = logging.getLogger(__name__)
-JSON = dict[str, Any]
 _LABEL = "dra-kubeletplugin.dev/bound-by"
 _FIELD = "claim"
 _VERSION = 1
 
 
-class _Device(msgspec.Struct):
+class _RecordedDevice(msgspec.Struct):
     request: str
     pool: str
     name: str
@@ -45,7 +44,7 @@ class _Doc(msgspec.Struct):
     uid: str
     node: str
     stamp: str
-    devices: list[_Device]
+    devices: list[_RecordedDevice]
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,14 @@ class BindingRecords:
             ApiError: the record cannot be written; ``ConflictError`` if another leader has written one.
         """
         doc = _Doc(
-            _VERSION, of.claim.namespace, of.claim.name, of.claim.uid, of.node, of.stamp,
-            [_Device(r.request, r.pool, r.device, r.share_id or "", bool(r.admin_access)) for r in of.waiting],
-        )  # fmt: skip
+            _VERSION,
+            of.claim.namespace,
+            of.claim.name,
+            of.claim.uid,
+            of.node,
+            of.stamp,
+            [_RecordedDevice(r.request, r.pool, r.device, r.share_id or "", bool(r.admin_access)) for r in of.waiting],
+        )
         made = {
             "apiVersion": "v1",
             "kind": "ConfigMap",

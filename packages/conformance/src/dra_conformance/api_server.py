@@ -1,0 +1,269 @@
+"""The API server of the suite. It records the driver's requests, and injects faults for single requests.
+
+The suite reads and writes the storage directly, so the transcript contains only requests of the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import ssl
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.certificate import write as write_certificate
+from dra_devkit.localcluster.apiserver.requests import new_metadata, status_response
+from dra_devkit.localcluster.apiserver.status_errors import StatusError
+from dra_devkit.localcluster.apiserver.storage import StorageChange, Watch
+from dra_devkit.schemas import protobuf
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.errors import clip
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+
+from .transcript import HttpCall, Transcript, cut
+
+SLICES = "resourceslices.resource.k8s.io"
+CLAIMS = "resourceclaims.resource.k8s.io"
+NODES = "nodes"
+PODS = "pods"
+NODE = "conformance-node"
+NAMESPACE = "conformance"
+_FLOOD = 3000  # the run ends if a driver sends this number of requests within _FLOOD_SECONDS
+_FLOOD_SECONDS = 10.0
+_MESSAGE = 300  # bytes of an error in the line of a request
+_REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+
+class RecordingApiServer(ApiServer):
+    """An API server with TLS.
+
+    Attributes:
+        failures: HTTP statuses for the next requests for ResourceSlices.
+        slow_claims: the delay of each read of a claim in seconds, by the claim's name.
+        delayed_claims: the names of claims whose read was delayed.
+        flooded: the last request, if the driver sent too many requests; empty otherwise.
+    """
+
+    def __init__(self, folder: Path, transcript: Transcript, features: Features | None = None) -> None:
+        self.transcript = transcript
+        self.failures: deque[int] = deque()
+        self.slow_claims: dict[str, float] = {}
+        self.delayed_claims: set[str] = set()
+        self.flooded = ""
+        self._folder = folder
+        self._recent: deque[float] = deque(maxlen=_FLOOD)
+        self._certificate = write_certificate(folder, ["127.0.0.1", "localhost"])
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*map(str, self._certificate))
+        super().__init__(front=("127.0.0.1:0", tls), features=features or Features.of())
+        for key in ("default", "kube-system", NAMESPACE):
+            if self.storage.get("namespaces", "", key) is None:
+                self.storage.put("namespaces", {"metadata": new_metadata({"name": key}), "status": {"phase": "Active"}})
+
+    async def serve(self) -> Path:
+        """Starts the server. Returns the path of a kubeconfig for it."""
+        await self.start()
+        path = self._folder / "kubeconfig"
+        cluster = {"server": self.public_url, "certificate-authority": str(self._certificate[0])}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "conformance",
+            "clusters": [{"name": "conformance", "cluster": cluster}],
+            "contexts": [{"name": "conformance", "context": {"cluster": "conformance", "user": "driver"}}],
+            "users": [{"name": "driver", "user": {"token": self.token}}],
+        }
+        path.write_text(json.dumps(config, indent=2))
+        path.chmod(0o600)
+        return path
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def add_node(self, name: str) -> str:
+        """Creates a Node. Returns its UID."""
+        meta = new_metadata({"name": name, "labels": {"kubernetes.io/hostname": name}})
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        self.storage.put(NODES, {"metadata": meta, "spec": {}, "status": {"conditions": [ready]}})
+        return str(meta["uid"])
+
+    @property
+    def node_objects(self) -> list[JSON]:
+        return self.storage.list(NODES)
+
+    def slices(self, driver: str = "") -> list[JSON]:
+        return [s for s in self.storage.list(SLICES) if not driver or s["spec"]["driver"] == driver]
+
+    def put_slice(self, obj: JSON) -> JSON:
+        return self.storage.put(SLICES, obj)
+
+    def new_slice(self, name: str, driver: str, node: str) -> JSON:
+        """Creates a slice of one device for another driver or node."""
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": [{"name": "foreign"}]}
+        return self.put_slice({"metadata": new_metadata({"name": name}), "spec": spec})
+
+    def remove_slices(self, driver: str = "") -> int:
+        """Deletes the slices of a driver, or of all drivers, as the kubelet does at its start. Returns their number."""
+        found = self.slices(driver)
+        for obj in found:
+            self.storage.remove(SLICES, "", obj["metadata"]["name"])
+        return len(found)
+
+    def put_claim(self, name: str, spec: JSON, status: JSON) -> JSON:
+        """Creates a claim. An allocated claim is reserved for a pod, as a kubelet requires before it prepares the claim.
+
+        The UID begins with a digit, because CDI device names that begin with it then need cdiVersion 0.5.0.
+        """
+        meta = new_metadata({"name": name, "namespace": NAMESPACE})
+        meta["uid"] = f"{random.randrange(10)}{meta['uid'][1:]}"
+        if status.get("allocation"):
+            pod = self._put_user(name)["metadata"]
+            status = {**status, "reservedFor": [{"resource": "pods", "name": pod["name"], "uid": pod["uid"]}]}
+        return self.storage.put(CLAIMS, {"metadata": meta, "spec": spec, "status": status})
+
+    def _put_user(self, claim: str) -> JSON:
+        """Creates a pending pod on the node that uses a claim."""
+        container = {"name": "main", "image": "example.com/main", "resources": {"claims": [{"name": "claim"}]}}
+        claims = [{"name": "claim", "resourceClaimName": claim}]
+        spec = {"nodeName": NODE, "containers": [container], "resourceClaims": claims}
+        meta = new_metadata({"name": f"{claim}-user", "namespace": NAMESPACE})
+        return self.storage.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+
+    def put_driver_pod(self, name: str, uid: str) -> None:
+        """Creates the pod of an instance of the driver."""
+        meta = {**new_metadata({"name": name, "namespace": NAMESPACE}), "uid": uid}
+        spec = {"nodeName": NODE, "containers": [{"name": "driver", "image": "example.com/driver"}]}
+        self.storage.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Running"}})
+
+    def remove_claim(self, name: str) -> None:
+        self.storage.remove(CLAIMS, NAMESPACE, name)
+        self.storage.remove(PODS, NAMESPACE, f"{name}-user")
+
+    @contextmanager
+    def slice_changes(self) -> Iterator[Watch]:
+        """Collects every change of a slice inside the context."""
+        with self.storage.watch(SLICES, self.storage.version, lambda _: True) as watch:
+            yield watch
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Makes the server unavailable inside the context."""
+        self.injected_faults.down = True
+        self.drop_connections()
+        try:
+            yield
+        finally:
+            self.injected_faults.down = False
+
+    def clear_faults(self) -> None:
+        self.failures.clear()
+        self.slow_claims.clear()
+        self.injected_faults.down = False
+        self.injected_faults.delay = 0.0
+        self.injected_faults.dropped = set()
+        self.injected_faults.served = None
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _handle(self, request: Request) -> Response:
+        target = _target(request)
+        self._count(request)
+        if target[2] == "resourceclaims" and (pause := self.slow_claims.get(target[3])):
+            self.delayed_claims.add(target[3])
+            await asyncio.sleep(pause)
+        if (status := self._failure(request, target[2])) is not None:
+            if status == 504:
+                await asyncio.sleep(1.0)
+            refused = StatusError(status, _REASONS[status], f"injected fault of the conformance suite: {status}")
+            response = status_response(refused)
+            if status == 429:
+                response.headers["Retry-After"] = "1"
+        else:
+            response = await super()._handle(request)
+        self._record(request, target, response)
+        return response
+
+    def _failure(self, request: Request, resource: str) -> int | None:
+        """Returns the status of the next injected fault if it applies to the request; else None."""
+        if resource != "resourceslices" or not self.failures or request.query.get("watch"):
+            return None
+        if self.failures[0] == 409 and request.method not in {"PUT", "PATCH"}:
+            return None
+        return self.failures.popleft()
+
+    def _count(self, request: Request) -> None:
+        now = self.transcript.now
+        self._recent.append(now)
+        if len(self._recent) == _FLOOD and now - self._recent[0] < _FLOOD_SECONDS:
+            self.flooded = f"{request.method} {request.path}"
+
+    def _record(self, request: Request, target: tuple[str, str, str, str], response: Response) -> None:
+        verb, group, resource, name = target
+        at, is_dry = self.transcript.now, bool(request.query.get("dryRun"))
+        query = "&".join(f"{k}={v}" for k, v in request.query.items())
+        shown = f"{request.method} {request.path}{'?' + query if query else ''} -> {response.status}"
+        body = error = ""
+        if response.status >= 400:
+            body = cut(response.body)
+            with contextlib.suppress(ValueError, KeyError):
+                error = clip(json.loads(response.body)["message"], _MESSAGE)
+                shown += f" {error}"
+        self.transcript.calls.append(
+            HttpCall(at, request.method, request.path, verb, group, resource, name, response.status, is_dry, error)
+        )
+        self.transcript.add("HTTP", shown, _readable(request.body), body)
+
+
+def _readable(body: bytes) -> str | bytes:
+    """Returns a body in protobuf as JSON, and any other body unchanged."""
+    try:
+        return json.dumps(protobuf.decode(body))
+    except protobuf.WireError:
+        return body
+
+
+def _target(request: Request) -> tuple[str, str, str, str]:
+    """Returns verb, group, resource with subresource, and name of a request; empty texts for other paths."""
+    parts = [p for p in request.path.split("/") if p]
+    if parts[:1] == ["api"] and len(parts) > 2:
+        group, rest = "", parts[2:]
+    elif parts[:1] == ["apis"] and len(parts) > 3:
+        group, rest = parts[1], parts[3:]
+    else:
+        return "", "", "", ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    name = rest[1] if len(rest) > 1 else ""
+    resource = f"{rest[0]}/{rest[2]}" if len(rest) > 2 else rest[0]
+    if request.method == "GET":
+        watches = request.query.get("watch", "") in {"true", "1"}
+        verb = "watch" if watches else "get" if name else "list"
+    elif request.method == "DELETE":
+        verb = "delete" if name else "deletecollection"
+    else:
+        verb = _VERBS.get(request.method, request.method.lower())
+    return verb, group, resource, name
+
+
+def apply_change(slices: dict[str, Mapping[str, Any]], change: StorageChange) -> None:
+    """Applies a change to slices by name."""
+    name = change.object["metadata"]["name"]
+    if change.type == "DELETED":
+        slices.pop(name, None)
+    else:
+        slices[name] = change.object
+
+
+def new_uid() -> str:
+    return str(uuid.uuid4())

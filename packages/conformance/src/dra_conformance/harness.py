@@ -1,0 +1,189 @@
+"""The steps that checks share: creating claims with an allocation, calling the driver like a kubelet, and cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+from dra_devkit.localcluster.node_reboot import empty
+from dra_kubeletplugin.base.json_types import JSON
+
+from . import allocation
+from .api_server import NAMESPACE, NODE
+from .catalogue import CheckFailed, CheckSkipped, DevicesMissing, expect
+from .driver_command import DriverCommand
+from .kubelet_client import CALL_TIMEOUT, CallResponse, ClaimResponse
+from .profile import ConformanceProfile
+from .surroundings import DriverSurroundings, RunAborted
+
+_RETURN = 10.0  # seconds after a check until a driver that publishes must have complete slices again
+_RETRY = 15.0  # seconds after which no retry begins; each has the time of a kubelet's call
+REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
+
+
+class Harness(DriverSurroundings):
+    """The surroundings of a driver, with the steps of checks.
+
+    Attributes:
+        claims: the claims that exist, by UID.
+    """
+
+    def __init__(self, command: DriverCommand, profile: ConformanceProfile) -> None:
+        super().__init__(command, profile)
+        self.claims: dict[str, JSON] = {}
+        self._count = 0
+
+    async def reset(self) -> None:
+        """Deletes the driver's state, all claims and all slices, and starts the driver. Raises :class:`DriverNotReady`."""
+        await self.end_all()
+        self.api.clear_faults()
+        self.api.remove_slices()
+        for name in [c["metadata"]["name"] for c in self.claims.values()]:
+            self.api.remove_claim(name)
+        self.claims.clear()
+        self.used.clear()
+        self.boot_id = None
+        for folder in (self.registry, self.plugins, self.cdi.path):
+            empty(folder)
+        self.make_folders()
+        await self.start()
+
+    async def clean_up(self) -> None:
+        """Removes injected faults and claims after a check, and starts the driver if it does not run.
+
+        Raises:
+            CheckFailed: a claim cannot be unprepared, or slices are missing.
+            DriverNotReady: the driver cannot be started.
+        """
+        self.api.clear_faults()
+        if not self.driver.alive or self.boot_id is not None:
+            self.boot_id = None
+            await self.restart()
+        for claim in list(self.used.values()):
+            await self.unprepared(claim)
+        for claim in list(self.claims.values()):
+            self.release(claim)
+        if self.is_publishing and not await self.until(self.published, _RETURN):
+            raise CheckFailed("the slices come back after the check", "no complete pool")
+        others = [i for i in self.instances if i is not self.driver]
+        for instance in others:
+            await instance.kill()
+        self.instances = [self.driver]
+
+    @property
+    def publish_timeout(self) -> float:
+        """Seconds to wait for published devices, because a started driver may publish its slices again; 0 if it never publishes."""
+        return _RETURN if self.is_publishing else 0.0
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    async def claim(self, *requests: str) -> JSON:
+        """Waits for published devices, and creates a claim with an allocation.
+
+        Args:
+            requests: names of requests, as for :func:`allocation.claim_spec`; one request by default.
+
+        Raises :class:`CheckSkipped` if the driver has too few devices.
+        """
+        if not await self.until(self.devices, self.publish_timeout):
+            raise DevicesMissing(allocation.why_no_device(self.name, self.slices, self.node))
+        self._count += 1
+        name = f"claim-{self._count}"
+        spec = allocation.claim_spec(requests or (allocation.REQUEST,), self.name, self.profile.default)
+        draft = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+        allocated = allocation.allocate(self.name, self.slices, self.node, self.claims.values(), draft)
+        return self.put_claim(spec, {"allocation": allocated}, name)
+
+    def put_claim(self, spec: JSON, status: JSON, name: str = "") -> JSON:
+        """Creates a claim with any status."""
+        if not name:
+            self._count += 1
+            name = f"claim-{self._count}"
+        out = self.api.put_claim(name, spec, status)
+        self.claims[out["metadata"]["uid"]] = out
+        return out
+
+    async def claims_up_to(self, count: int) -> list[JSON]:
+        """Creates up to ``count`` claims of one device. Raises :class:`CheckSkipped` if not even one is possible."""
+        out = [await self.claim()]
+        with contextlib.suppress(CheckSkipped):
+            while len(out) < count:
+                out.append(await self.claim())
+        return out
+
+    def release(self, claim: Mapping[str, Any]) -> None:
+        """Deletes a claim, so that its devices are free for other claims."""
+        self.claims.pop(claim["metadata"]["uid"], None)
+        self.api.remove_claim(claim["metadata"]["name"])
+
+    async def prepared(self, claim: Mapping[str, Any]) -> ClaimResponse:
+        """Prepares a claim. Raises :class:`CheckFailed` if that fails."""
+        found = (await self.plugin.prepare(claim)).of(claim["metadata"]["uid"])
+        expect(not found.error, f"NodePrepareResources succeeds for {claim['metadata']['name']}", found.error)
+        return found
+
+    async def prepare_if_possible(self) -> None:
+        """Prepares a claim, because a driver may report only prepared devices. Ignores a failure."""
+        with contextlib.suppress(CheckFailed, CheckSkipped):
+            await self.prepared(await self.claim())
+
+    async def unprepared(self, claim: Mapping[str, Any]) -> None:
+        """Unprepares a claim. Raises :class:`CheckFailed` if that fails."""
+        found = (await self.plugin.unprepare(claim)).of(claim["metadata"]["uid"])
+        expect(not found.error, f"NodeUnprepareResources succeeds for {claim['metadata']['name']}", found.error)
+        self.used.pop(claim["metadata"]["uid"], None)
+
+    async def prepared_after_retries(self, claim: Mapping[str, Any]) -> ClaimResponse:
+        """Prepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
+        found = await self._retry(self.plugin.prepare, claim)
+        return found.of(claim["metadata"]["uid"])
+
+    async def unprepared_after_retries(self, claim: Mapping[str, Any]) -> None:
+        """Unprepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
+        await self._retry(self.plugin.unprepare, claim)
+        self.used.pop(claim["metadata"]["uid"], None)
+
+    async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any]) -> CallResponse:
+        end = asyncio.get_running_loop().time() + _RETRY
+        while True:
+            found: CallResponse = await call(claim, timeout=CALL_TIMEOUT)
+            if not (error := found.of(claim["metadata"]["uid"]).error):
+                return found
+            if asyncio.get_running_loop().time() > end:
+                raise CheckFailed(f"{call.__name__} succeeds, at the latest with a retry after {_RETRY:g} s", error)
+            await asyncio.sleep(0.2)
+
+    # --- CDI specs --------------------------------------------------------------------------------
+
+    async def cdi_baseline(self) -> frozenset[str]:
+        """Prepares and unprepares a claim, and returns the remaining files and CDI devices.
+
+        A driver may write specs at its start or when it first prepares a device, and keep these specs for all claims.
+        """
+        claim = await self.claim()
+        await self.prepared(claim)
+        await self.unprepared(claim)
+        self.release(claim)
+        return frozenset(self.cdi.names())
+
+    async def expect_no_new_spec(self, before: Collection[str]) -> None:
+        """Raises :class:`CheckFailed` if files or CDI devices remain that are not in ``before``."""
+        await self.until(lambda: not self.cdi.names() - set(before), REMOVAL)
+        left = sorted(self.cdi.names() - set(before))
+        expect(not left, "no CDI spec of the claim is left", ", ".join(left))
+
+
+@contextlib.asynccontextmanager
+async def harness(command: DriverCommand, profile: ConformanceProfile) -> AsyncIterator[Harness]:
+    """Starts the surroundings and the driver.
+
+    Raises :class:`DriverNotReady`, and :class:`SettingsError` for a command that cannot be expanded.
+    """
+    async with Harness(command, profile) as made:
+        await made.start()
+        yield made
+
+
+__all__ = ["NODE", "Harness", "RunAborted", "harness"]

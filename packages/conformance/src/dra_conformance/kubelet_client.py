@@ -1,0 +1,301 @@
+"""The kubelet's side of the gRPC services: finds registration sockets, and calls the driver like a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from dra_devkit.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin._proto import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
+    health_v1alpha1_pb2,
+    health_v1alpha1_pb2_grpc,
+)
+from dra_kubeletplugin._proto import registration_v1_pb2 as registration_pb
+from dra_kubeletplugin._proto import registration_v1_pb2_grpc as registration_grpc
+from dra_kubeletplugin.errors import clip
+
+from .transcript import Transcript
+
+T = TypeVar("T")
+DRA_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
+    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
+}
+HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
+    "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
+}
+CALL_TIMEOUT = 45.0  # seconds, as in the kubelet
+GET_INFO_TIMEOUT = 1.0  # seconds, as in the kubelet
+_LONG_TIMEOUT = 5.0  # seconds
+_UNSERVED = {
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+}
+_NOTIFY_TIMEOUT = 5.0  # seconds, as in the kubelet
+_ERROR = 120  # maximum bytes of a claim's error in a line of the transcript
+
+
+@dataclass(frozen=True)
+class RegistrationInfo:
+    """The response of a registration socket. ``seconds`` is the duration of the call."""
+
+    socket: Path
+    type: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+    seconds: float
+
+    @property
+    def content(self) -> tuple[str, str, str, list[str]]:
+        """The response with sorted versions, because their order has no meaning for a kubelet."""
+        return self.type, self.name, self.endpoint, sorted(self.versions)
+
+
+@dataclass(frozen=True)
+class DeviceResponse:
+    """One prepared device."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi: tuple[str, ...]
+    share: str = ""
+
+
+@dataclass(frozen=True)
+class ClaimResponse:
+    """The entry of a response for one claim. ``error`` is empty after success. ``missing`` is True if there is no entry."""
+
+    error: str
+    devices: tuple[DeviceResponse, ...] = ()
+    missing: bool = False
+
+    @property
+    def cdi_ids(self) -> list[str]:
+        return sorted({name for d in self.devices for name in d.cdi})
+
+    @property
+    def content(self) -> list[DeviceResponse]:
+        """The devices with their requests and CDI ids, all sorted, so that responses can be compared."""
+        found = [
+            DeviceResponse(tuple(sorted(d.requests)), d.pool, d.device, tuple(sorted(d.cdi)), d.share)
+            for d in self.devices
+        ]
+        return sorted(found, key=lambda d: (d.pool, d.device, d.share, d.requests, d.cdi))
+
+
+@dataclass(frozen=True)
+class CallResponse:
+    """The response to a call.
+
+    Args:
+        error: the gRPC error, or the reason why a kubelet rejects the whole response; empty if the call succeeded.
+        code: the code of the gRPC error.
+    """
+
+    error: str
+    claims: Mapping[str, ClaimResponse]
+    seconds: float = 0.0
+    code: grpc.StatusCode = grpc.StatusCode.OK
+
+    @property
+    def unserved(self) -> str:
+        """The gRPC error if the driver does not serve the method; empty for an error of the method, which is allowed without claims."""
+        return self.error if self.code in _UNSERVED else ""
+
+    def of(self, uid: str) -> ClaimResponse:
+        """Returns the entry for a claim. If the call failed, the entry has the error of the call."""
+        if self.error:
+            return ClaimResponse(self.error)
+        return self.claims.get(uid) or ClaimResponse("the response has no entry for the claim", missing=True)
+
+
+def find_sockets(registry: Path, *, hidden: bool = False) -> list[Path]:
+    """Returns the sockets in the registry that the kubelet reads, sorted.
+
+    Args:
+        hidden: whether to return the sockets that the kubelet ignores, because their names begin with a dot.
+    """
+    found = []
+    with contextlib.suppress(OSError):
+        for path in registry.rglob("*"):
+            with contextlib.suppress(OSError):
+                if path.name.startswith(".") is hidden and stat.S_ISSOCK(path.lstat().st_mode):
+                    found.append(path)
+    return sorted(found)
+
+
+def listens(path: Path) -> bool:
+    """Returns whether a process listens at a Unix socket."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+class RegistrationClient:
+    """Calls registration sockets."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+
+    async def get_info(self, path: Path, timeout: float = _LONG_TIMEOUT) -> RegistrationInfo:
+        """Calls GetInfo. Raises ``grpc.aio.AioRpcError``.
+
+        Args:
+            timeout: seconds. The default is longer than the kubelet's timeout, so that only REG-002 fails if a response is slow.
+        """
+        began = time.monotonic()
+        async with dial(path) as channel:
+            try:
+                found = await registration_grpc.RegistrationStub(channel).GetInfo(
+                    registration_pb.InfoRequest(), timeout=timeout
+                )
+            except grpc.aio.AioRpcError as e:
+                self._transcript.add("gRPC", f"GetInfo {path.name} -> {e.code().name}", "", e.details() or "")
+                raise
+        took = time.monotonic() - began
+        self._transcript.add("gRPC", f"GetInfo {path.name} ({took * 1000:.0f} ms)", "", found)
+        versions = tuple(found.supported_versions)
+        endpoint = found.endpoint or str(path)  # as the kubelet does
+        return RegistrationInfo(path, found.type, found.name, endpoint, versions, took)
+
+    async def notify(self, path: Path, *, registered: bool, error: str = "") -> None:
+        """Calls NotifyRegistrationStatus. Raises ``grpc.aio.AioRpcError``."""
+        request = registration_pb.RegistrationStatus(plugin_registered=registered, error=error)
+        async with dial(path) as channel:
+            self._transcript.add("gRPC", f"NotifyRegistrationStatus {path.name}", request)
+            await registration_grpc.RegistrationStub(channel).NotifyRegistrationStatus(request, timeout=_NOTIFY_TIMEOUT)
+
+
+class PluginConnection:
+    """A connection to the DRA endpoint of one instance.
+
+    Args:
+        endpoint: the socket on this machine. For a driver in a mount namespace, this differs from the registered path.
+        changed: called before each call with the claims of the call, so that they can be unprepared later.
+    """
+
+    def __init__(
+        self,
+        info: RegistrationInfo,
+        endpoint: Path,
+        transcript: Transcript,
+        changed: Callable[[Sequence[Mapping[str, Any]]], None] = lambda claims: None,
+    ) -> None:
+        self.info = info
+        self.endpoint = endpoint
+        self._transcript = transcript
+        self._changed = changed
+        self.channel = dial(endpoint)
+
+    @property
+    def version(self) -> str:
+        """The newest version that both the driver and current kubelets support."""
+        return next((v for v in DRA_VERSIONS if v in self.info.versions), "v1.DRAPlugin")
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def prepare(
+        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
+    ) -> CallResponse:
+        self._changed(claims)
+        return await self._call("NodePrepareResources", claims, timeout, version)
+
+    async def unprepare(
+        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
+    ) -> CallResponse:
+        return await self._call("NodeUnprepareResources", claims, timeout, version)
+
+    async def _call(
+        self, method: str, claims: Sequence[Mapping[str, Any]], timeout: float, version: str
+    ) -> CallResponse:
+        pb, pb_grpc = DRA_VERSIONS[version or self.version]
+        entries = [c["metadata"] for c in claims]
+        request = getattr(pb, f"{method}Request")(
+            claims=[pb.Claim(namespace=m["namespace"], name=m["name"], uid=m["uid"]) for m in entries]
+        )
+        names = ", ".join(m["name"] for m in entries) or "no claims"
+        began = time.monotonic()
+        try:
+            found = await getattr(pb_grpc.DRAPluginStub(self.channel), method)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            error = f"gRPC error {e.code().name}: {e.details()}"
+            self._transcript.add("gRPC", f"{method} ({names}) -> {e.code().name}", request, e.details() or "")
+            return CallResponse(error, {}, time.monotonic() - began, e.code())
+        took = time.monotonic() - began
+        unknown = set(found.claims) - {m["uid"] for m in entries}
+        error = (
+            f"the response has the key {min(unknown)!r}, which is the UID of no claim in the request" if unknown else ""
+        )
+        response = CallResponse(error, {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
+        result = call_result(response, claims)
+        self._transcript.add("gRPC", f"{method} ({names}) -> {result} ({took * 1000:.0f} ms)", request, found)
+        return response
+
+    async def health(self, version: str) -> AsyncGenerator[Mapping[tuple[str, str], Any], None]:
+        """Opens the health stream. Yields the reports of each message, by pool and device. Raises ``grpc.aio.AioRpcError``."""
+        pb, pb_grpc = HEALTH_VERSIONS[version]
+        self._transcript.add("gRPC", f"{version} NodeWatchResources opened")
+        stub = pb_grpc.DRAResourceHealthStub(self.channel)
+        call = stub.NodeWatchResources(pb.NodeWatchResourcesRequest())
+        try:
+            async for message in call:
+                self._transcript.add("gRPC", f"{version} NodeWatchResources message", "", message)
+                yield {(d.device.pool_name, d.device.device_name): d for d in message.devices}
+        finally:
+            call.cancel()
+
+
+def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the result of a call for the transcript: ok, or the first error of a claim."""
+    errors = [
+        f"{m['name']}: {error}" for m in (c["metadata"] for c in claims) if (error := response.of(m["uid"]).error)
+    ]
+    if not errors:
+        return "ok"
+    return f"error for {clip(' '.join(errors[0].split()), _ERROR)}"
+
+
+def _claim(entry: Any) -> ClaimResponse:
+    devices = getattr(entry, "devices", ())  # an unprepare response has none
+    return ClaimResponse(entry.error, tuple(_device(d) for d in devices))
+
+
+def _device(d: Any) -> DeviceResponse:
+    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""
+    return DeviceResponse(tuple(d.request_names), d.pool_name, d.device_name, tuple(d.cdi_device_ids), share)
+
+
+async def first_message(stream: AsyncGenerator[T, None], timeout: float) -> T | None:
+    """Returns the first message of a health stream and closes the stream; None after ``timeout`` seconds."""
+    async with contextlib.aclosing(stream):
+        try:
+            async with asyncio.timeout(timeout):
+                return await anext(stream)
+        except (TimeoutError, StopAsyncIteration):
+            return None

@@ -1,0 +1,80 @@
+"""Profiles: every mistake is reported at once, with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dra_conformance import CATALOGUE, read_profile
+from dra_kubeletplugin.errors import SettingsError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "conformance.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_profile_is_read(tmp_path: Path) -> None:
+    (tmp_path / "ok.yaml").write_text("kind: Ok")
+    text = """
+[driver]
+name = "gpu.example.com"
+ready_timeout = "1500ms"
+api_versions = ["v1", "v1beta1"]
+[devices]
+minimum = 2
+exclusive = false
+[config]
+valid = ["ok.yaml"]
+[hooks]
+is_configured = "./check.sh {device}"
+[limits]
+idle = "1m"
+kills = 3
+[skip]
+"CDI-007" = "no device nodes"
+[xfail]
+"UPG-002" = "issue 7"
+"""
+    found = read_profile(written(tmp_path, text), list(CATALOGUE))
+    assert (found.name, found.ready_timeout, found.minimum, found.exclusive) == ("gpu.example.com", 1.5, 2, False)
+    assert (found.limits.idle, found.limits.kills, found.limits.cycles) == (60.0, 3, 1000)
+    assert found.valid == {"ok.yaml": {"kind": "Ok"}}
+    assert found.skip == {"CDI-007": "no device nodes"}
+    assert found.xfail == {"UPG-002": "issue 7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[driver", "is not valid TOML"),
+        ("driver = 1", "driver must be a section"),
+        ("[drivers]\nname='a'", r"there is no section \[drivers\], did you mean 'driver'"),
+        ("[driver]\nnmae='a'", r"\[driver\] nmae: there is no such key, did you mean 'name'"),
+        ("[driver]\nready_timeout=10", r"\[driver\] ready_timeout must be a duration such as"),
+        ("[driver]\nready_timeout='soon'", "must be a duration"),
+        ("[driver]\napi_versions=['v2']", "'v2' is not one of v1, v1beta2, v1beta1"),
+        ("[devices]\nminimum=-1", "must not be negative"),
+        ("[devices]\nminimum=true", "must be a whole number"),
+        ("[skip]\n'REG-999'='no'", "REG-999: there is no such check"),
+        (
+            "[xfail]\n'UNP'='no'",
+            r"\[xfail\] UNP: a group is not allowed here: name its checks, UNP-001, UNP-002, UNP-003",
+        ),
+        ("[skip]\n'REG-001'=''", "REG-001: a reason is mandatory"),
+        ("[config]\nerrors={a=1}", "must be a table of strings"),
+        ("[config]\nerrors={'bda.json'='mode'}", "errors: bda.json is not one of the files of"),
+        ("[skip]\n'REG-001'='a'\n[xfail]\n'REG-001'='b'", r"REG-001 is in \[skip\] and in \[xfail\]"),
+        ("[config]\nvalid=['missing.yaml']", "missing.yaml cannot be read"),
+    ],
+)
+def test_a_mistake_is_reported(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_profile(written(tmp_path, text), list(CATALOGUE))
+
+
+def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_profile(tmp_path / "no.toml", [])

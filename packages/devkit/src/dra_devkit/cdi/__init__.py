@@ -1,0 +1,1 @@
+"""Reads CDI specs as container runtimes do."""

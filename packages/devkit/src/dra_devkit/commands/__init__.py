@@ -1,0 +1,1 @@
+"""The commands of driver authors: `dra dev`, `new`, `deploy`, `inspect`, `validate`, `schema` and `completion`."""

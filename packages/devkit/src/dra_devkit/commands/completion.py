@@ -1,0 +1,144 @@
+"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, and a driver's options.
+
+Completion runs no Python, except for a driver's options: after a driver on the command line, it runs ``dra COMMAND DRIVER --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import shtab
+
+from dra_kubeletplugin.cli import command_parser, parser, verbs
+from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.parsing import COMMANDS, Parser
+
+SHELLS = ("bash", "zsh", "fish")
+_FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG", "VALUES"})
+_FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
+# Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
+# The pattern accepts only characters of UIDs, because bash expands the words of `compgen -W`, also `$(...)`.
+_LIST_UIDS = (
+    "sh -c 'ls \"${CDI_ROOT:-/var/run/cdi}\"' 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
+)
+_UIDS = {
+    "bash": "_dra_uids",
+    "zsh": "_dra_uids",
+    "fish": "(_dra_uids)",
+    "preamble": {
+        "bash": f'_dra_uids() {{ compgen -W "$({_LIST_UIDS})" -- "$1"; }}',
+        "zsh": f"_dra_uids() {{ compadd -- $({_LIST_UIDS}) }}",
+        "fish": f"function _dra_uids; {_LIST_UIDS}; end",
+    },
+}
+# The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
+# below expand `~`, because the shell passes it as it was typed.
+_PRINT_FLAGS = (
+    r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+)
+_OWN_OPTIONS = {
+    "bash": r"""
+_dra_and_own() {
+  _shtab_dra "$@"
+  local words current="${COMP_WORDS[COMP_CWORD]}"
+  read -a words <<<"${COMP_LINE:0:COMP_POINT}"
+  [[ $current == -* && ${words[1]} == @(COMMAND_PATTERN) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
+  words=("${words[@]:1:${#words[@]}-2}")
+  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help PRINT_FLAGS)" -- "$current"))
+}
+complete -o bashdefault -o default -F _dra_and_own dra
+""",
+    "zsh": r"""
+_dra_and_own() {
+  local -a line=("${(@Q)words[2,CURRENT-1]}")
+  local current="${words[CURRENT]}" code
+  _shtab_dra "$@"
+  code=$?
+  [[ $current == -* && $line[1] == (COMMAND_PATTERN) && -n ${line[2,-1]:#-*} ]] || return $code
+  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help PRINT_FLAGS) && code=0
+  return $code
+}
+""",
+    "fish": r"""
+function _dra_own
+    set -l line (commandline -opc)
+    contains -- "$line[2]" COMMAND_WORDS; and string match -q -- '-*' (commandline -ct); or return
+    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help PRINT_FLAGS
+end
+complete -c dra -a '(_dra_own)'
+""",
+}
+# Replacements in shtab's output.
+_REPLACEMENTS = {
+    "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
+    "zsh": [
+        ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
+        # Makes `source <(dra completion zsh)` register the completion, as eval does: only a call by zsh as `_dra` completes words.
+        ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
+        ("compdef _shtab_dra", "compdef _dra_and_own"),
+        ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
+    ],
+    "fish": [],
+}
+_OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -eq 0' -ka '(__fish_complete_path (commandline -ct))'\n"
+
+
+def completion(args: argparse.Namespace) -> int:
+    print(script(args.shell))
+    return Exit.SUCCESS
+
+
+def script(shell: str) -> str:
+    """Returns the script for one of :data:`SHELLS`."""
+    whole = parser()
+    commands = _commands(whole)
+    # Verbs have a parser of their own, because the word after `dra dev` may also be a driver.
+    for name in [name for name in commands.choices if verbs(name)]:
+        commands.choices[name] = _with_verbs(name, commands.choices[name])
+    commands.required = True
+    for listed in commands._choices_actions:  # the short help, because the column beside a name is narrow
+        commands.choices[listed.dest].description = listed.help
+    _set_completers(whole)
+    text: str = shtab.complete(whole, shell)
+    for old, new in _REPLACEMENTS[shell]:
+        text = text.replace(old, new)
+    of_drivers = [name for name, command in COMMANDS.items() if command.driver_options]
+    own = (
+        _OWN_OPTIONS[shell]
+        .replace("PRINT_FLAGS", _PRINT_FLAGS)
+        .replace("COMMAND_PATTERN", "|".join(of_drivers))
+        .replace("COMMAND_WORDS", " ".join(of_drivers))
+    )
+    if shell == "zsh":  # the function must precede the last lines, which call it
+        return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
+    # _OF_DEV completes the path of a driver in the place of a verb.
+    return text + own + (_OF_DEV if shell == "fish" and "dev" in COMMANDS else "")
+
+
+def _with_verbs(command: str, alone: Parser) -> Parser:
+    out = Parser(prog=alone.prog, description=alone.description, add_help=False)
+    for action in alone._actions:  # argparse has no public attribute for this
+        if action.option_strings:
+            out._add_action(action)
+    sub = out.add_subparsers(dest="verb", metavar="VERB")
+    for verb in verbs(command):
+        words = f"{command} {verb}"
+        sub.add_parser(verb, help=COMMANDS[words].help, parents=[command_parser(words)], add_help=False)
+    return out
+
+
+def _commands(parser: Parser) -> argparse._SubParsersAction[Parser]:
+    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+
+
+def _set_completers(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                _set_completers(sub)
+        elif action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in _FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.dest == "uid":
+            action.complete = _UIDS  # type: ignore[attr-defined]

@@ -1,0 +1,290 @@
+"""Patches: JSON merge patch (RFC 7386), JSON patch (RFC 6902), and strategic merge with the merge keys of a kind's schema."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dra_kubeletplugin.resourceapi.schemas import tables
+
+from .requests import RequestInfo
+from .status_errors import StatusError, bad_request
+
+JSON_PATCH = "application/json-patch+json"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+_MAX_OPERATIONS = 10_000
+
+Schema = Mapping[str, Any]
+_NONE: Schema = {}
+
+
+class PatchError(ValueError):
+    """The patch cannot be applied."""
+
+
+def apply(kind: str, target: RequestInfo, current: dict[str, Any], change: Any) -> Any:
+    """Returns the patched object. ``kind`` is the type of the patch. Raises :class:`StatusError`."""
+    try:
+        if kind == JSON_PATCH:
+            return json_patch(current, change)
+        if not isinstance(change, dict):
+            raise bad_request("the patch is not an object")
+        if kind == MERGE:
+            return merge(current, change)
+        if kind == STRATEGIC and not target.kind.custom:
+            name = tables.name_of(target.kind.group, target.version, target.kind.kind)
+            return strategic(current, change, tables.named(name) if name else _NONE)
+    except PatchError as e:
+        raise StatusError(
+            422, "Invalid", f"the server rejected our request due to an error in our request: {e}"
+        ) from None
+    accepted = f"{JSON_PATCH}, {MERGE}, application/apply-patch+yaml" + ("" if target.kind.custom else f", {STRATEGIC}")
+    raise StatusError(
+        415,
+        "UnsupportedMediaType",
+        f"the body of the request was in an unknown format ({kind}) - accepted media types include: {accepted}",
+    )
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Applies a JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    out = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = merge(out.get(key), value)
+    return out
+
+
+# --- strategic merge --------------------------------------------------------------------------------
+
+
+def strategic(target: Any, patch: Mapping[str, Any], schema: Schema = _NONE) -> Any:
+    """Applies a strategic merge patch: like :func:`merge`, but it merges lists by their schema and supports directives (``$patch``).
+
+    Raises:
+        PatchError: A directive is unknown, or a list item lacks its merge key.
+    """
+    return _maps(target, patch, schema)
+
+
+def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
+    directive = patch.get("$patch")
+    if directive == "replace":
+        return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
+    if directive == "delete":
+        return {}
+    if directive not in (None, "merge"):
+        raise PatchError(f"unknown patch type {directive!r}")
+    out = dict(target) if isinstance(target, Mapping) else {}
+    if (kept := patch.get("$retainKeys")) is not None:
+        out = {k: v for k, v in out.items() if k in _strings(kept, "$retainKeys")}
+    orders: dict[str, list[Any]] = {}
+    for key, value in patch.items():
+        if key in {"$patch", "$retainKeys"}:
+            continue
+        if key.startswith("$setElementOrder/"):
+            orders[key.partition("/")[2]] = value if isinstance(value, list) else []
+        elif key.startswith("$deleteFromPrimitiveList/"):
+            name = key.partition("/")[2]
+            deleted = value if isinstance(value, list) else []
+            out[name] = [v for v in out.get(name) or [] if v not in deleted]
+        elif value is None:
+            out.pop(key, None)
+        else:
+            out[key] = _value(out.get(key), value, _field(schema, key))
+    for name, order in orders.items():
+        if isinstance(out.get(name), list):
+            out[name] = _ordered(out[name], order, _field(schema, name).get("x-kubernetes-patch-merge-key"))
+    return out
+
+
+def _strings(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise PatchError(f"{where} is not a list")
+    return value
+
+
+def _field(schema: Schema, name: str) -> Schema:
+    """Returns the schema of a field, with references resolved."""
+    found = _resolved(schema)
+    inner = found.get("properties", {}).get(name) or found.get("additionalProperties")
+    return inner if isinstance(inner, Mapping) else _NONE
+
+
+def _resolved(schema: Schema) -> Schema:
+    return tables.named(schema["$ref"]) if "$ref" in schema else schema
+
+
+def _value(target: Any, patch: Any, schema: Schema) -> Any:
+    if isinstance(patch, Mapping):
+        if "replace" in str(schema.get("x-kubernetes-patch-strategy", "")):
+            return copy.deepcopy(dict(patch))
+        return _maps(target, patch, schema)
+    if isinstance(patch, list) and isinstance(target, list):
+        if "merge" in schema.get("x-kubernetes-patch-strategy", "").split(","):
+            key = schema.get("x-kubernetes-patch-merge-key")
+            if key is None:
+                return target + [v for v in patch if v not in target]
+            return _lists(target, patch, key, schema.get("items") or _NONE)
+    return _without_directives(patch)
+
+
+def _without_directives(value: Any) -> Any:
+    """Returns a value of a patch without its directives, for a field that had no value before."""
+    if isinstance(value, Mapping):
+        return {k: _without_directives(v) for k, v in value.items() if not k.startswith("$") and v is not None}
+    if isinstance(value, list):
+        kept = [v for v in value if not (isinstance(v, Mapping) and v.get("$patch") in ("delete", "replace"))]
+        return [_without_directives(v) for v in kept]
+    return value
+
+
+def _lists(target: list[Any], patch: list[Any], key: str, item: Schema) -> list[Any]:
+    if any(isinstance(p, Mapping) and p.get("$patch") == "replace" for p in patch):
+        return [_without_directives(p) for p in patch if not (isinstance(p, Mapping) and "$patch" in p)]
+    out = list(target)
+    for change in patch:
+        if not isinstance(change, Mapping) or key not in change:
+            raise PatchError(f"map: {change} does not contain declared merge key: {key}")
+        same = [i for i, t in enumerate(out) if isinstance(t, Mapping) and t.get(key) == change[key]]
+        if change.get("$patch") == "delete":
+            out = [t for i, t in enumerate(out) if i not in same]
+        elif same:
+            out[same[0]] = _maps(out[same[0]], change, item)
+        else:
+            out.append(_without_directives(change))
+    return out
+
+
+def _ordered(items: list[Any], order: list[Any], key: str | None) -> list[Any]:
+    """Sorts the items that are in ``order``. The other items keep their positions."""
+
+    def name(item: Any) -> Any:
+        return item.get(key) if key is not None and isinstance(item, Mapping) else item
+
+    wanted = [name(o) for o in order]
+    named = [i for i in items if name(i) in wanted]
+    named.sort(key=lambda i: wanted.index(name(i)))
+    out: list[Any] = []
+    queue = iter(named)
+    for item in items:
+        out.append(item if name(item) not in wanted else next(queue))
+    return out
+
+
+# --- JSON patch -------------------------------------------------------------------------------------
+
+
+def json_patch(target: Any, operations: Any) -> Any:
+    """Applies a JSON patch (RFC 6902) to a copy of ``target``.
+
+    Raises:
+        PatchError: An operation is malformed or cannot be applied.
+        StatusError: The patch has too many operations.
+    """
+    if not isinstance(operations, Sequence) or isinstance(operations, str):
+        raise PatchError("a JSON patch is a list of operations")
+    if len(operations) > _MAX_OPERATIONS:
+        raise StatusError(
+            413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}"
+        )
+    doc = {"": copy.deepcopy(target)}
+    for op in operations:
+        if not isinstance(op, Mapping) or not isinstance(op.get("path"), str):
+            raise PatchError("an operation has no path")
+        _operate(doc, op)
+    return doc[""]
+
+
+def _operate(doc: Any, op: Mapping[str, Any]) -> None:
+    path = _parts(op["path"])
+    match op.get("op"):
+        case "add":
+            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=True)
+        case "replace":
+            _take(doc, path, remove=False)
+            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=False)
+        case "remove":
+            _take(doc, path, remove=True)
+        case "test":
+            if _tested(doc, path) != op.get("value"):
+                raise PatchError(f"testing value {op['path']} failed: test failed")
+        case "move" | "copy":
+            source = _parts(str(op.get("from", "")))
+            value = copy.deepcopy(_take(doc, source, remove=op["op"] == "move"))
+            _put(doc, path, value, insert=True)
+        case other:
+            raise PatchError(f"unknown operation {other!r}")
+
+
+def _operation_value(op: Mapping[str, Any]) -> Any:
+    if "value" not in op:
+        raise PatchError(f"the operation on {op['path']} has no value")
+    return op["value"]
+
+
+def _tested(doc: Any, path: list[str]) -> Any:
+    """Returns the value at a path; None if the path does not exist, because ``test`` treats that as null."""
+    try:
+        return _take(doc, path, remove=False)
+    except PatchError:
+        return None
+
+
+def _parts(path: str) -> list[str]:
+    return [p.replace("~1", "/").replace("~0", "~") for p in path.split("/")]
+
+
+def _missing(path: list[str]) -> PatchError:
+    return PatchError(f"path {'/'.join(path)} does not exist")
+
+
+def _index(part: str) -> int:
+    if not (part.isascii() and part.isdigit()):
+        raise ValueError(part)
+    return int(part)
+
+
+def _parent(doc: Any, path: list[str]) -> Any:
+    node = doc
+    for part in path[:-1]:
+        try:
+            node = node[_index(part)] if isinstance(node, list) else node[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise _missing(path) from None
+    return node
+
+
+def _put(doc: Any, path: list[str], value: Any, *, insert: bool) -> None:
+    node, last = _parent(doc, path), path[-1]
+    if isinstance(node, dict):
+        node[last] = value
+        return
+    try:
+        index = len(node) if last == "-" else _index(last)
+        if index > len(node):
+            raise IndexError
+        if insert:
+            node.insert(index, value)
+        else:
+            node[index] = value
+    except (IndexError, ValueError, TypeError, AttributeError):
+        raise _missing(path) from None
+
+
+def _take(doc: Any, path: list[str], *, remove: bool) -> Any:
+    node, last = _parent(doc, path), path[-1]
+    try:
+        key = _index(last) if isinstance(node, list) else last
+        value = node[key]
+        if remove:
+            del node[key]
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise _missing(path) from None
+    return value

@@ -1,0 +1,138 @@
+"""Decodes request bodies in JSON, YAML or protobuf into plain values. `strategy.py` checks the fields afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dra_kubeletplugin.base.http_server.server import Request
+from dra_kubeletplugin.base.json_types import JSON
+
+from ...schemas import protobuf
+from .status_errors import StatusError
+
+LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
+_JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
+_JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
+_YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
+_MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
+
+
+@dataclass(frozen=True)
+class Body:
+    """A decoded body. ``duplicates`` contains the paths of fields that occur more than once."""
+
+    value: Any
+    duplicates: tuple[str, ...] = ()
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def read(request: Request) -> Body:
+    """Decodes a request's body by its media type. Raises :class:`StatusError`."""
+    kind, data = media_type(request), request.body
+    if len(data) > LIMIT:
+        raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
+    if kind == protobuf.MEDIA_TYPE:
+        return Body(_protobuf(data))
+    if kind in _JSON:
+        return _json(data)
+    if kind in _YAML:
+        return Body(_yaml(data))
+    accepted = ", ".join(("application/json", "application/yaml", protobuf.MEDIA_TYPE))
+    raise StatusError(
+        415,
+        "UnsupportedMediaType",
+        f"the body of the request was in an unknown format ({kind}) - accepted media types include: {accepted}",
+    )
+
+
+def read_object(request: Request) -> Body:
+    """Decodes a request's body like :func:`read`. In addition, raises :class:`StatusError` if the body is not an object."""
+    body = read(request)
+    if not isinstance(body.value, dict):
+        raise StatusError(400, "BadRequest", "the body is not an object with a kind and its fields")
+    return body
+
+
+def _protobuf(data: bytes) -> JSON:
+    try:
+        return protobuf.decode(data)
+    except protobuf.UnknownKindError as e:
+        raise StatusError(415, "UnsupportedMediaType", str(e)) from None
+    except protobuf.WireError as e:
+        raise StatusError(400, "BadRequest", f"the protobuf body cannot be read: {e}") from None
+
+
+def _json(data: bytes) -> Body:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
+        raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
+    # A body that is equal to its decoded and encoded value has no duplicate fields. Most bodies are, so the slow search is rare.
+    skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
+    return Body(value, () if skip_search else _duplicates(data))
+
+
+def _yaml(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)  # most clients send JSON with the YAML media type
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        pass
+    import yaml
+
+    from dra_kubeletplugin.base.yaml import loader
+
+    try:
+        found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]
+        if len(found) > 1:
+            raise StatusError(400, "BadRequest", "error converting YAML to JSON: several documents instead of one")
+        return json.loads(json.dumps(found[0] if found else None))  # copies the values of YAML aliases
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        problem = str(getattr(e, "problem", None) or e)
+        raise StatusError(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
+
+
+class _Object(dict[str, Any]):
+    duplicates: tuple[str, ...] = ()
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
+    out = _Object(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        out.duplicates = tuple(dict.fromkeys(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
+    return out
+
+
+def _duplicates(data: bytes) -> tuple[str, ...]:
+    found = False
+
+    def pairs(items: list[tuple[str, Any]]) -> _Object:
+        nonlocal found
+        out = _pairs(items)
+        found = found or bool(out.duplicates)
+        return out
+
+    try:
+        value = json.loads(data, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(_paths(value, "")) if found else ()
+
+
+def _paths(value: Any, path: str) -> list[str]:
+    out: list[str] = []
+    if isinstance(value, _Object):
+        out += [f"{path}.{k}" if path else k for k in value.duplicates]
+        for key, item in value.items():
+            out += _paths(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            out += _paths(item, f"{path}[{i}]")
+    return out

@@ -1,0 +1,101 @@
+"""Processes reviews, which are created but never stored: token reviews, access reviews and self reviews (``kubectl auth``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.base.json_types import JSON
+
+from .access import Access, AccessRequest
+from .auth import AUDIENCE, Tokens, User
+from .request_decoding import read_object
+from .requests import RequestInfo, json_response
+from .status_errors import bad_request, invalid
+
+_ATTRIBUTES = {"verb": "verb", "group": "group", "resource": "resource", "subresource": "sub"}
+_ATTRIBUTES |= {"namespace": "namespace", "name": "name"}
+_EVERYTHING: JSON = {
+    "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
+    "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+    "incomplete": False,
+}
+
+
+class Reviews:
+    def __init__(self, access: Access, tokens: Tokens) -> None:
+        self.access, self.tokens = access, tokens
+
+    def respond(self, request: Request, target: RequestInfo, user: User) -> Response:
+        """Returns the review with its status. Raises :class:`StatusError`."""
+        body = read_object(request).value
+        spec = body.get("spec")
+        spec = spec if isinstance(spec, dict) else {}
+        head: JSON = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": {}}
+        if spec:
+            head["spec"] = spec
+        return json_response({**head, "status": self._status(target, spec, user)}, 201)
+
+    def _status(self, target: RequestInfo, spec: JSON, user: User) -> JSON:
+        match target.kind.kind:
+            case "SelfSubjectReview":
+                return {"userInfo": user.info}
+            case "TokenReview":
+                return self._token(spec)
+            case "SelfSubjectRulesReview":
+                if not spec.get("namespace"):
+                    raise bad_request("no namespace on request")
+                return self._rules(user, str(spec["namespace"]))
+            case "SelfSubjectAccessReview":
+                return self._decision(user, _question(spec))
+        question = _question(spec)
+        if target.namespace and question.namespace != target.namespace:
+            fault = f'Invalid value: "{question.namespace}": must match metadata.namespace'
+            causes = [("FieldValueInvalid", "spec.resourceAttributes.namespace", fault)]
+            raise invalid(target.kind.kind, target.kind.group, "", causes)
+        return self._decision(_user(spec), question)
+
+    def _decision(self, user: User, question: AccessRequest) -> JSON:
+        reason = self.access.allowed(user, question)
+        return {"allowed": bool(reason)} | ({"reason": reason} if reason else {})
+
+    def _token(self, spec: JSON) -> JSON:
+        requested = spec.get("audiences")
+        audiences = [str(a) for a in requested] if isinstance(requested, list) and requested else [AUDIENCE]
+        found = self.tokens.user_of(str(spec.get("token", "")), self.access.storage, audiences)
+        if found is None:
+            return {"user": {}, "error": "[invalid bearer token]"}
+        return {"authenticated": True, "user": found.info, "audiences": audiences}
+
+    def _rules(self, user: User, namespace: str) -> JSON:
+        if user.is_master:
+            return _EVERYTHING
+        rules = [dict(rule) for rule, _ in self.access.rules(user, namespace)]
+        resources = [r for r in rules if not r.get("nonResourceURLs")]
+        paths = [r for r in rules if r.get("nonResourceURLs")]
+        return {"resourceRules": resources, "nonResourceRules": paths, "incomplete": False}
+
+
+def _user(spec: JSON) -> User:
+    groups, extra = spec.get("groups"), spec.get("extra")
+    name = str(spec.get("user") or "")
+    if not name and not groups:
+        fault = 'Invalid value: "": at least one of user or group must be specified'
+        raise invalid("SubjectAccessReview", "authorization.k8s.io", "", [("FieldValueInvalid", "spec.user", fault)])
+    known = extra if isinstance(extra, dict) else {}
+    return User(
+        name,
+        tuple(map(str, groups)) if isinstance(groups, list) else (),
+        str(spec.get("uid") or ""),
+        {str(k).lower(): tuple(map(str, v)) for k, v in known.items() if isinstance(v, list)},
+    )
+
+
+def _question(spec: Mapping[str, Any]) -> AccessRequest:
+    attributes, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
+    if isinstance(attributes, dict) and not path:
+        return AccessRequest(**{field: str(attributes.get(key) or "") for key, field in _ATTRIBUTES.items()})
+    if isinstance(path, dict) and not attributes:
+        return AccessRequest(str(path.get("verb", "")), path=str(path.get("path", "")))
+    raise bad_request("spec needs exactly one of resourceAttributes and nonResourceAttributes")

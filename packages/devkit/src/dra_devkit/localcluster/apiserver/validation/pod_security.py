@@ -1,0 +1,106 @@
+"""Validates security contexts and a pod's sharing of host namespaces. Source: the validation package of the core API group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.resourceapi.validation.field_errors import (
+    FieldError,
+    duplicate,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
+
+_MAX_ID = 2**31 - 1  # highest user and group id
+_SECCOMP = ("Localhost", "RuntimeDefault", "Unconfined")
+_CHANGES = ("Always", "OnRootMismatch")
+_SYSTEMS = ("linux", "windows")
+
+
+def validate_security(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
+    """Returns all errors of a pod's security context and of its use of host namespaces."""
+    return list(_pod(spec, path))
+
+
+def validate_container_security(container: ReadOnlyJSON, where: str) -> list[FieldError]:
+    """Returns all errors of a container's security context."""
+    return list(_container(container.get("securityContext") or {}, f"{where}.securityContext"))
+
+
+def _pod(spec: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
+    if spec.get("shareProcessNamespace") and spec.get("hostPID"):
+        rule = "ShareProcessNamespace and HostPID cannot both be enabled"
+        yield invalid(f"{path}.shareProcessNamespace", True, rule)
+    if spec.get("hostUsers") is False:
+        for field in ("hostNetwork", "hostPID", "hostIPC"):
+            if spec.get(field):
+                yield forbidden(f"{path}.{field}", "when `hostUsers` is false")
+    else:
+        for field in ("initContainers", "containers"):
+            for i, container in enumerate(spec.get(field) or []):
+                if (container.get("securityContext") or {}).get("procMount") == "Unmasked":
+                    where = f"{path}.{field}[{i}].securityContext.procMount"
+                    yield invalid(where, "Unmasked", "`hostUsers` must be false to use `Unmasked`")
+    if (system := spec.get("os")) is not None:
+        if not system.get("name"):
+            yield required(f"{path}.os.name")
+        elif system["name"] not in _SYSTEMS:
+            yield unsupported(f"{path}.os.name", system["name"], _SYSTEMS)
+    context, at = spec.get("securityContext") or {}, f"{path}.securityContext"
+    yield from _ids(context, at, ("fsGroup", "runAsUser", "runAsGroup"))
+    for i, group in enumerate(context.get("supplementalGroups") or []):
+        yield from _id(group, f"{at}.supplementalGroups[{i}]")
+    yield from _seccomp(context, at)
+    change = context.get("fsGroupChangePolicy")
+    if change is not None and change not in _CHANGES:
+        yield unsupported(f"{at}.fsGroupChangePolicy", change, _CHANGES)
+    seen: set[str] = set()
+    for i, sysctl in enumerate(context.get("sysctls") or []):
+        name = sysctl.get("name") or ""
+        if not name:
+            yield required(f"{at}.sysctls[{i}].name")
+        elif name in seen:
+            yield duplicate(f"{at}.sysctls[{i}].name", name)
+        seen.add(name)
+
+
+def _container(context: ReadOnlyJSON, at: str) -> Iterator[FieldError]:
+    yield from _ids(context, at, ("runAsUser", "runAsGroup"))
+    yield from _seccomp(context, at)
+    if context.get("allowPrivilegeEscalation") is not False:
+        return
+    if context.get("privileged"):
+        yield invalid(at, context, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
+    if "CAP_SYS_ADMIN" in ((context.get("capabilities") or {}).get("add") or []):
+        rule = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN"
+        yield invalid(at, context, rule)
+
+
+def _ids(context: ReadOnlyJSON, at: str, fields: tuple[str, ...]) -> Iterator[FieldError]:
+    for field in fields:
+        if context.get(field) is not None:
+            yield from _id(context[field], f"{at}.{field}")
+
+
+def _id(value: int, path: str) -> Iterator[FieldError]:
+    if not 0 <= value <= _MAX_ID:
+        yield invalid(path, value, f"must be between 0 and {_MAX_ID}, inclusive")
+
+
+def _seccomp(context: ReadOnlyJSON, at: str) -> Iterator[FieldError]:
+    profile = context.get("seccompProfile")
+    if profile is None:
+        return
+    path, kind = f"{at}.seccompProfile", profile.get("type") or ""
+    if not kind:
+        yield required(f"{path}.type", "type is required when seccompProfile is set")
+    elif kind not in _SECCOMP:
+        yield unsupported(f"{path}.type", kind, _SECCOMP)
+    if kind == "Localhost" and not profile.get("localhostProfile"):
+        yield required(f"{path}.localhostProfile", "must be set when seccomp type is Localhost ")
+    elif kind != "Localhost" and profile.get("localhostProfile") is not None:
+        rule = "can only be set when seccomp type is Localhost"
+        yield invalid(f"{path}.localhostProfile", profile["localhostProfile"], rule)

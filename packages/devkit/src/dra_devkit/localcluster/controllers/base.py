@@ -1,0 +1,123 @@
+"""The base class of all controllers: a work queue of keys, workers, and the handling of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
+
+from ..event_recorder import EventRecorder
+from ..informer import Informers, ObjectChange
+from ..work_queue import Backoff, WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Key:
+    """Identifies an object to reconcile."""
+
+    resource: Resource
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.resource.plural} {self.namespace}/{self.name}"
+            if self.namespace
+            else f"{self.resource.plural} {self.name}"
+        )
+
+
+def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key:
+    return Key(resource, obj["metadata"].get("namespace") or "", obj["metadata"]["name"])
+
+
+class RetryLater(Exception):
+    """The object cannot be processed now. The key is retried without a log entry, because an event states the reason."""
+
+
+class Controller(ABC):
+    """Brings objects to their desired state, one key at a time.
+
+    Args:
+        informers: shared with other controllers.
+        needs: resources that must be listed before the first key is processed.
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[Mapping[Resource, str]] = {}  # for events about objects that cannot be processed
+
+    def __init__(
+        self, client: KubeClient, informers: Informers, needs: tuple[Resource, ...], backoff: Backoff | None = None
+    ) -> None:
+        self.client = client
+        self.informers = informers
+        self.needs = needs
+        self.queue: WorkQueue[Key] = WorkQueue(backoff)
+        self.events = EventRecorder(client, self.name)
+        self._reported: dict[Key, str] = {}
+
+    @abstractmethod
+    async def reconcile(self, key: Key) -> None:
+        """Reconciles one object. An exception causes a retry of this key only."""
+
+    def watch(self, resource: Resource, handler: Callable[[ObjectChange], None] | None = None) -> None:
+        """Queues objects of a resource when they change, or calls ``handler`` for each change."""
+
+        def enqueue(change: ObjectChange) -> None:
+            self.queue.add(key_of(resource, change.object))
+
+        self.informers.on(resource, handler or enqueue)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.events.run())
+            await self.informers.wait_synced(*self.needs)
+            await self.queue.work(self._once, self._failed)
+
+    async def _once(self, key: Key) -> None:
+        await self.reconcile(key)
+        self._reported.pop(key, None)
+
+    def _failed(self, key: Key, error: Exception) -> None:
+        """Logs an error once per distinct text.
+
+        A conflict or a deleted object is not logged, because the informer will deliver the newer state.
+        """
+        if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _is_outdated(key, error)):
+            log.debug("cannot process an object: %s: %s: %s", self.name, key, error)
+            return
+        text = f"{type(error).__name__}: {error}"
+        if self._reported.get(key) == text:
+            return
+        self._reported[key] = text
+        if isinstance(error, ApiError):
+            log.warning("cannot process an object: %s: %s: %s", self.name, key, error)
+            return
+        log.error("cannot process an object: %s: %s: %s", self.name, key, text, exc_info=error)
+        obj = self.informers.find(key.resource, key.name, key.namespace)
+        if obj is not None and (kind := self.kinds.get(key.resource)):
+            text = f"{self.name} cannot process this object; it may be malformed: {text}"
+            self.events.event(obj, kind, "Warning", "FailedSync", text, key.resource.api_version)
+
+
+def _is_outdated(key: Key, error: ApiError) -> bool:
+    """Returns whether an error shows that the object was changed, deleted or replaced, or that its namespace is terminating."""
+    about = error.details.get("details")
+    about = about if isinstance(about, dict) else {}
+    if isinstance(error, NotFoundError):
+        return (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
+    causes = about.get("causes") or ()
+    if isinstance(error, InvalidError):  # a patch whose UID belongs to a deleted object of the same name
+        return any(c.get("field") == "metadata.uid" for c in causes)
+    is_terminating = any(c.get("reason") == "NamespaceTerminating" for c in causes)
+    return isinstance(error, ConflictError) or (isinstance(error, ForbiddenError) and is_terminating)

@@ -1,0 +1,104 @@
+"""Reads and validates the values of a driver. A value that is not set gets the default from ``parameters.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.yaml.documents import YamlDocument
+from dra_kubeletplugin.driver import Driver
+from dra_kubeletplugin.errors import SettingsError
+
+from ...yaml import stream
+from . import pod_fields, values_validation
+from .source_reader import ManifestSource
+
+
+@dataclass(frozen=True)
+class Values:
+    """A driver's values.
+
+    Args:
+        features: the features that are on.
+        options: environment variables of the driver.
+        classes: specs of DeviceClasses, by name.
+        pods: the Kubernetes fields to set, by pod, such as ``plugin`` or ``webhook``.
+    """
+
+    parameters: Mapping[str, str | int]
+    features: frozenset[str]
+    options: Mapping[str, str]
+    classes: Mapping[str, JSON]
+    pods: Mapping[str, pod_fields.FieldValues]
+
+
+def read_values(
+    source: ManifestSource, paths: Sequence[Path], warnings: list[str] | None = None, driver: type[Driver] | None = None
+) -> Values:
+    """Reads the values from files; later files override earlier ones.
+
+    Args:
+        warnings: the function appends warnings about likely mistakes to this list.
+        driver: the driver, if it is known. Its options are then checked too.
+
+    Raises :class:`SettingsError` with all errors, each with file and line.
+    """
+    found: list[YamlDocument] = []
+    faults: list[str] = []
+    for path in paths:
+        document = stream.read_one(path, faults)
+        if document and isinstance(document.value, dict):
+            found.append(document)
+        elif document:
+            faults.append(f"{document.place()}: not a mapping of names to values")
+    if faults:
+        raise SettingsError(*faults)
+    raw: JSON = {}
+    for document in found:
+        raw = merged(raw, document.value)
+    try:
+        values = validated_values(source, raw, driver)
+    except SettingsError as e:
+        raise SettingsError(*(_with_place(text, found, paths) for text in e.faults)) from None
+    if warnings is not None:
+        warnings += [_with_place(text, found, paths) for text in values_validation.value_warnings(raw, driver)]
+    return values
+
+
+def merged(below: JSON, above: JSON) -> JSON:
+    """Merges two sets of values as Helm does: mappings by key. Any other value of ``above`` replaces the value of ``below``."""
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
+
+
+def validated_values(source: ManifestSource, raw: JSON, driver: type[Driver] | None = None) -> Values:
+    """Validates values and adds the defaults. Raises :class:`SettingsError` with all errors, each with the path of the value."""
+    if found := list(values_validation.value_errors(source, raw, driver)):
+        raise SettingsError(*found)
+    features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
+    values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
+    return Values(
+        {name: v for name, v in values.items() if v is not None},
+        frozenset(name for name, wanted in features.items() if wanted),
+        raw.get("options") or {},
+        raw.get("deviceClasses") or {},
+        pod_fields.fields_by_pod(raw.get("pods") or {}),
+    )
+
+
+def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
+    """Prepends ``file:line`` to an error text that begins with a value's path.
+
+    If several files have the first key of the path, uses the last of these files.
+    """
+    path, _, _ = text.partition(": ")
+    top = path.partition(".")[0]
+    for document in reversed(found):
+        if top in document.value:
+            return f"{document.place(path)}: {text}"
+    return f"{', '.join(map(str, paths))}: {text}"

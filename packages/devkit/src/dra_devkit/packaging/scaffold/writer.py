@@ -1,0 +1,97 @@
+"""Writes the package of a new driver from templates."""
+
+from __future__ import annotations
+
+import os
+import string
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from dra_kubeletplugin.errors import SettingsError, describe
+
+from ..manifests.source_reader import load_source
+from ..manifests.values import read_values
+from ..manifests.writer import write_driver
+from .names import Names
+
+_COMMON = {
+    "pyproject.toml": "pyproject.toml",
+    "Makefile": "Makefile",
+    "Dockerfile": "Dockerfile",
+    "dockerignore": ".dockerignore",
+    "gitignore": ".gitignore",
+    "sbom.sh": "image/sbom.sh",
+    "ci.yaml": ".github/workflows/ci.yaml",
+    "README.md": "README.md",
+    "init.py": "src/%%{module}/__init__.py",
+    "py.typed": "src/%%{module}/py.typed",
+    "pod.yaml": "examples/pod.yaml",
+    "values.yaml": "deploy/values.yaml",
+}
+_OF_KIND = {
+    "driver.py": "src/%%{module}/driver.py",
+    "sdk.py": "src/%%{module}/sdk.py",
+    "host.yaml": "hosts/two-cards.yaml",
+    "test_driver.py": "tests/test_%%{module}.py",
+}
+
+
+class _Template(string.Template):
+    """A template with the delimiter ``%%`` instead of ``$``, because make, the shell and GitHub use ``$``."""
+
+    delimiter = "%%"
+
+
+def write_package(names: Names, directory: Path) -> Path:
+    """Writes the package into ``directory``, and returns the folder of the package.
+
+    Writes into a temporary folder and renames it, so that a partial package never has the final name. Creates ``directory`` if necessary.
+
+    Raises :class:`SettingsError` if the package's folder exists or cannot be written. No partial package remains.
+    """
+    folder = directory / names.name
+    exists = SettingsError(f"{folder} exists already and is not overwritten: use another NAME or --directory")
+    if os.path.lexists(folder):
+        raise exists
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".dra-unfinished-") as place:
+            unfinished = Path(place, names.name)
+            _write(names, unfinished)
+            unfinished.rename(folder)
+    except OSError as e:
+        if os.path.lexists(folder):  # another process created it after the first check
+            raise exists from None
+        raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
+    return folder
+
+
+def _write(names: Names, folder: Path) -> None:
+    for path, text in package_files(names):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    source = load_source()
+    write_driver(source, read_values(source, [folder / "deploy/values.yaml"]), folder / "deploy")
+
+
+def package_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Yields each file's path in the package and its content."""
+    yield from common_files(names)
+    yield from _filled(names.kind, _OF_KIND, names.words())
+
+
+def common_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Yields the files that all kinds of drivers have."""
+    return _filled("common", _COMMON, names.words())
+
+
+def _filled(kind: str, targets: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple[PurePosixPath, str]]:
+    for template in resources.files(__package__).joinpath("templates", kind).iterdir():
+        target = targets[template.name.removesuffix(".tmpl")]
+        yield (
+            PurePosixPath(_Template(target).substitute(words)),
+            _Template(template.read_text(encoding="utf-8")).substitute(words),
+        )

@@ -1,0 +1,218 @@
+"""Tests ``dra completion`` in a terminal of each shell, as a user does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_devkit.commands.completion import SHELLS, script
+from dra_devkit.commands.dev_args import VERBS
+from dra_kubeletplugin.cli import commands, parser
+
+UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
+_QUIET = {
+    "bash": ["bash", "--noprofile", "--norc", "-i"],
+    "zsh": ["zsh", "-f", "-i"],
+}
+_COMPINIT = "unset zle_bracketed_paste; autoload -U compinit"
+_LOADING = {
+    "bash": {"source": "source ./script", "eval": 'eval "$(cat ./script)"'},
+    "zsh": {
+        "source": f"{_COMPINIT}; compinit -u -D; source ./script",
+        "eval": f'{_COMPINIT}; compinit -u -D; eval "$(cat ./script)"',
+        "folder in fpath": f"{_COMPINIT}; mkdir f; cp script f/_dra; fpath+=($PWD/f); compinit -u -D",
+    },
+    "fish": {
+        "source": "source ./script",
+        "folder in fish_complete_path": "cp script $PWD/dra.fish; set -p fish_complete_path $PWD",
+    },
+}
+_TIMEOUT = 60.0  # seconds
+
+
+def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
+    """Returns the line after a press of the tab key. The shell itself prints the completed line with echo."""
+    folder.mkdir(exist_ok=True)
+    (folder / "script").write_text(script(shell))
+    (folder / "dra").write_text(f'#!/bin/sh\nexec {sys.executable} -m dra_kubeletplugin.cli "$@"\n')
+    (folder / "dra").chmod(0o755)
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "TERM": "dumb",
+        "HOME": str(folder),
+        "CDI_ROOT": str(folder / "cdi"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PS1": "> ",
+    }
+    if shell == "fish":
+        command = f"{_LOADING[shell][way]}; complete -C {line!r}"
+        found = subprocess.run(
+            ["fish", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT, check=True
+        )
+        offers = [each.partition("\t")[0] for each in found.stdout.splitlines()]
+        if not offers:
+            return line
+        assert len(offers) == 1, offers
+        return f"{line.rpartition(' ')[0]} {offers[0]}"
+    parent, child = pty.openpty()
+    argv = _QUIET[shell]
+    process = subprocess.Popen(
+        argv, cwd=folder, env=env, stdin=child, stdout=child, stderr=child, start_new_session=True
+    )
+    os.close(child)
+    try:
+        os.write(parent, f"{_LOADING[shell][way]}; echo read''y\n".encode())
+        _read_until(parent, "ready\r\n")
+        os.write(parent, f"{line}\t\x01echo 'line:' \r".encode())
+        output = _read_until(parent, "\r\nline:", "\r\n")
+        return output.rpartition("\r\nline:")[2].strip()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)
+
+
+def _read_until(terminal: int, *parts: str) -> str:
+    """Reads until all of ``parts`` have appeared in this order, and returns the output up to the last part."""
+    seen, end = "", time.monotonic() + _TIMEOUT
+    while True:
+        assert time.monotonic() < end, seen
+        seen += os.read(terminal, 4096).decode(errors="replace")
+        at = 0
+        for part in parts:
+            at = seen.find(part, at) + len(part)
+            if at < len(part):
+                break
+        else:
+            return seen[:at]
+
+
+def require_shell(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell} on the PATH")
+
+
+@pytest.mark.cases(12)
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dra cont", "dra controller"),
+        ("dra dev restart-k", "dra dev restart-kubelet"),
+        ("dra dev set-health gpu-0 unk", "dra dev set-health gpu-0 unknown"),
+        ("dra run --cdi-r", "dra run --cdi-root"),
+        ("dra claims -o js", "dra claims -o json"),
+        ("dra simulate -o ya", "dra simulate -o yaml"),
+        ("dra run my", "dra run mydriver.py"),
+        ("dra dev my", "dra dev mydriver.py"),
+        ("dra explain --file mani", "dra explain --file manifest.yaml"),
+        (f"dra claims forget {UID[:3]}", f"dra claims forget {UID}"),
+    ],
+    ids=["command", "verb", "choice", "option", "form", "yaml", "driver", "driver-of-dev", "file", "uid"],
+)
+def test_tab_completes_commands_options_and_values(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi" / f"k8s.gpu.example.com-claim_{UID}.json").touch()
+    (tmp_path / "mydriver.py").touch()
+    (tmp_path / "manifest.yaml").touch()
+    assert completed(tmp_path, shell, line) == expected
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize(("shell", "way"), [(shell, way) for shell in SHELLS for way in _LOADING[shell]])
+def test_each_method_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
+    require_shell(shell)
+    assert completed(tmp_path, shell, "dra expl", way) == "dra explain"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_contains_every_command_verb_and_option_and_its_syntax_is_valid(tmp_path: Path, shell: str) -> None:
+    text = script(shell)
+    assert not [name for name in (*parser().commands, *VERBS) if name not in text]
+    options = {
+        o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
+    }
+    assert not [o for o in options if o.removeprefix("--") not in text]
+    require_shell(shell)
+    (tmp_path / "script").write_text(text)
+    subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+DRIVER = """
+from dataclasses import dataclass
+
+from dra_kubeletplugin import Driver
+
+open("loads", "a").write("x")
+
+
+@dataclass(frozen=True)
+class AcmeOptions:
+    acme_cards: str = ""
+    acme_spare: bool = False
+
+
+class Acme(Driver):
+    options = AcmeOptions()
+
+
+class Other(Driver):
+    pass
+"""
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dra run acme.py:Acme --acme-c", "dra run acme.py:Acme --acme-cards"),
+        ("dra controller --log-level debug ./acme.py:Acme --no-acme", "dra controller --log-level debug ./acme.py:Acme --no-acme-spare"),
+        ("dra inspect ~/acme.py:Acme --acme-s", "dra inspect ~/acme.py:Acme --acme-spare"),
+        ("dra dev --nodes 2 acme.py:Acme --acme-c", "dra dev --nodes 2 acme.py:Acme --acme-cards"),
+        ("dra run acme.py:Acme --cdi-r", "dra run acme.py:Acme --cdi-root"),
+        ("dra run two\\ words/acme.py:Acme --acme-c", "dra run two words/acme.py:Acme --acme-cards"),
+    ],
+    ids=["run", "no", "home", "dev", "framework option", "space"],
+)  # fmt: skip
+def test_options_of_the_named_driver_are_completed(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
+    (tmp_path / "two words").mkdir()
+    for path in ("acme.py", "two words/acme.py"):
+        (tmp_path / path).write_text(DRIVER)
+    seen = completed(tmp_path, shell, line)
+    assert seen.replace("\\", "").replace(str(tmp_path), "~") == expected
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dra ru", "dra run"),
+        ("dra run --acme-c", "dra run --acme-c"),
+        ("dra run acme.py:Ac", "dra run acme.py:Ac"),
+        ("dra validate acme.py --outp", "dra validate acme.py --output"),
+    ],
+    ids=["command", "no driver", "no option", "another command"],
+)
+def test_other_completions_do_not_load_the_driver(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
+    (tmp_path / "acme.py").write_text(DRIVER)
+    assert completed(tmp_path, shell, line) == expected
+    assert not (tmp_path / "loads").exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_with_a_driver_that_cannot_be_loaded_prints_nothing_else(tmp_path: Path, shell: str) -> None:
+    require_shell(shell)
+    (tmp_path / "acme.py").write_text("import vendor\nprint('noise')\n")
+    assert completed(tmp_path, shell, "dra run acme.py --cdi-r") == "dra run acme.py --cdi-root"

@@ -1,0 +1,59 @@
+"""``dra deploy`` prints the written files and the next command. The contents of the files are tested in packages/devkit/tests/packaging/manifests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_devkit.packaging.scaffold.names import Names
+from dra_devkit.packaging.scaffold.writer import write_package
+from dra_kubeletplugin.cli import main
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return write_package(Names("chardev", "acme-npu", "npu.example.com"), tmp_path / "my drivers")
+
+
+def counted_files(line: str) -> int:
+    found = re.match(r"wrote (\d+) files into ", line)
+    assert found, line
+    return int(found[1])
+
+
+def test_deploy_prints_the_files_and_the_command_that_deploys_them(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy = package / "deploy"
+    assert main(["deploy", str(deploy)]) == 0
+    written_line, command = capsys.readouterr().out.splitlines()
+    assert (
+        counted_files(written_line) == sum(p.is_file() for p in deploy.rglob("*")) - 1
+    )  # values.yaml belongs to the author
+    below = sum(p.is_file() for p in (deploy / "kustomize").rglob("*"))
+    assert written_line.endswith(f" into {deploy}: kustomization.yaml, deviceclass.yaml, kustomize/ ({below})")
+    assert (
+        command == f"to deploy the driver, run: kubectl apply -k '{deploy}'"
+    )  # a shell needs the quotes: the folder has a space
+
+
+def test_deploy_prints_the_chart_and_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = tmp_path / "build"
+    assert main(["deploy", "--shared-dir", str(build)]) == 0
+    written_line, command = capsys.readouterr().out.splitlines()
+    assert counted_files(written_line) == sum(p.is_file() for p in build.rglob("*"))
+    assert all(f"{name}/ (" in written_line for name in ("kustomize", "helm", "monitoring"))
+    assert f" helm install NAME {build}/helm/dra-driver " in command
+
+
+def test_deploy_reports_no_written_files_if_a_value_is_invalid(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (package / "deploy/values.yaml").open("a") as values:
+        values.write("colour: red\n")
+    assert main(["deploy", str(package / "deploy")]) == 2
+    assert capsys.readouterr().out == ""

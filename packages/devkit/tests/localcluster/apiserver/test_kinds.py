@@ -1,0 +1,628 @@
+"""Built-in and custom kinds on the API server's types: unknown fields, validation, defaulting, immutable fields, and their effects."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_devkit.localcluster.apiserver.storage import HISTORY
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.resource import PODS
+from tests.helpers.api_server import ApiCaller, running_api_server
+
+CORE = "/api/v1/namespaces/default"
+APPS = "/apis/apps/v1/namespaces/default"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
+TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
+
+
+@pytest.fixture
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
+        yield curl
+
+
+def pod(name: str, **spec: Any) -> JSON:
+    return {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}], **spec}}
+
+
+def template(**spec: Any) -> JSON:
+    return {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i:1"}], **spec}}
+
+
+DEPLOYMENT = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template()}}
+
+
+async def test_field_validation_rejects_warns_about_or_ignores_unknown_fields(curl: ApiCaller) -> None:
+    body = pod("p", nodeNam="x")
+    body["spec"]["containers"][0]["imagee"] = "y"
+    unknown_fields = 'unknown field "spec.nodeNam", unknown field "spec.containers[0].imagee"'
+    strict = await curl("POST", f"{CORE}/pods", body, fieldValidation="Strict")
+    assert strict.status == 400
+    assert set(strict.message.partition("strict decoding error: ")[2].split(", ")) == set(unknown_fields.split(", "))
+    warned = await curl("POST", f"{CORE}/pods", body)
+    assert warned.status == 201
+    assert '299 - "unknown field \\"spec.nodeNam\\""' in warned.headers["Warning"]
+    assert "nodeNam" not in warned.json["spec"]
+    ignored = await curl("POST", f"{CORE}/pods", {**body, "metadata": {"name": "q"}}, fieldValidation="Ignore")
+    assert (ignored.status, ignored.headers.get("Warning")) == (201, None)
+
+
+async def test_a_duplicate_field_is_reported_with_its_path(curl: ApiCaller) -> None:
+    body = '{"metadata": {"name": "c"}, "data": {"a": "1", "a": "2"}}'
+    response = await curl("POST", f"{CORE}/configmaps", body, fieldValidation="Strict")
+    assert (response.status, 'duplicate field "data.a"' in response.message) == (400, True)
+    assert (await curl("POST", f"{CORE}/configmaps", body)).headers["Warning"] == '299 - "duplicate field \\"data.a\\""'
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected_message"),
+    [
+        (
+            {"containers": {}},
+            "cannot unmarshal object into Go struct field PodSpec.spec.containers of type []v1.Container",
+        ),
+        (
+            {"containers": [{"name": 1}]},
+            "cannot unmarshal number into Go struct field Container.spec.containers.name of type string",
+        ),
+        ({"hostNetwork": "yes"}, "cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool"),
+        (
+            {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1x"}}}]},
+            "quantities must match the regular expression",
+        ),
+    ],
+)
+async def test_a_value_of_the_wrong_type_is_rejected_with_the_api_servers_message(
+    curl: ApiCaller, spec: JSON, expected_message: str
+) -> None:
+    response = await curl("POST", f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec}, fieldValidation="Ignore")
+    assert response.status == 400
+    assert expected_message in response.message
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"containers": []}, ("FieldValueRequired", "spec.containers")),
+        ({"containers": [{"image": "i"}]}, ("FieldValueRequired", "spec.containers[0].name")),
+        ({"containers": [{"name": "c"}]}, ("FieldValueRequired", "spec.containers[0].image")),
+        ({"containers": [{"name": "c", "image": "i"}] * 2}, ("FieldValueDuplicate", "spec.containers[1].name")),
+        ({"restartPolicy": "Sometimes"}, ("FieldValueNotSupported", "spec.restartPolicy")),
+        ({"resourceClaims": [{"name": "x"}]}, ("FieldValueInvalid", "spec.resourceClaims[0]")),
+        (
+            {"resourceClaims": [{"name": "x", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]},
+            ("FieldValueInvalid", "spec.resourceClaims[0]"),
+        ),
+        (
+            {"containers": [{"name": "c", "image": "i", "resources": {"claims": [{"name": "no"}]}}]},
+            ("FieldValueNotFound", "spec.containers[0].resources.claims[0]"),
+        ),
+        (
+            {"containers": [{"name": "c", "image": "i", "resources": {"requests": {"a.b/c": "1"}}}]},
+            ("FieldValueRequired", "spec.containers[0].resources.limits"),
+        ),
+        ({"nodeSelector": {"a": "b c"}}, ("FieldValueInvalid", "spec.nodeSelector")),
+        ({"tolerations": [{"operator": "Equal"}]}, ("FieldValueInvalid", "spec.tolerations[0].operator")),
+        (
+            {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+            (
+                "FieldValueRequired",
+                "spec.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].topologyKey",
+            ),
+        ),
+    ],
+)
+async def test_an_invalid_pod_is_rejected_with_the_path_of_the_field(
+    curl: ApiCaller, change: JSON, cause: tuple[str, str]
+) -> None:
+    response = await curl("POST", f"{CORE}/pods", pod("p", **change))
+    assert response.status == 422
+    assert cause in response.causes
+
+
+async def test_a_pod_gets_the_defaults_of_kubernetes(curl: ApiCaller) -> None:
+    created = await curl.make(f"{CORE}/pods", pod("p"))
+    spec = created["spec"]
+    assert (spec["restartPolicy"], spec["dnsPolicy"], spec["schedulerName"]) == (
+        "Always",
+        "ClusterFirst",
+        "default-scheduler",
+    )
+    assert (spec["terminationGracePeriodSeconds"], spec["enableServiceLinks"], spec["priority"]) == (30, True, 0)
+    assert [t["key"] for t in spec["tolerations"]] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
+    assert spec["containers"][0]["imagePullPolicy"] == "Always"
+    assert spec["containers"][0]["resources"] == {}
+    assert created["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
+    limited = {"resources": {"limits": {"cpu": "1000m", "memory": "1024Mi"}}}
+    created = await curl.make(f"{CORE}/pods", pod("q", containers=[{"name": "c", "image": "i:1", **limited}]))
+    assert created["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+    assert created["status"]["qosClass"] == "Guaranteed"
+
+
+async def test_most_fields_of_a_pod_are_immutable(curl: ApiCaller) -> None:
+    await curl.make(f"{CORE}/pods", pod("p", activeDeadlineSeconds=20))
+    path = f"{CORE}/pods/p"
+    allowed_specs: list[JSON] = [
+        {"containers": [{"name": "c", "image": "j"}]},
+        {"activeDeadlineSeconds": 10},
+        {"tolerations": [{"key": "new", "operator": "Exists"}]},
+    ]
+    for spec in allowed_specs:
+        before = (await curl("GET", path)).json["spec"]["tolerations"]
+        change = {**spec, "tolerations": before + spec.get("tolerations", [])}
+        response = await curl("PATCH", path, {"spec": change}, STRATEGIC)
+        assert response.status == 200, response.body
+    for spec in (
+        {"containers": [{"name": "c", "command": ["x"]}]},
+        {"containers": [{"name": "other", "image": "i"}]},
+        {"nodeSelector": {"a": "b"}},
+        {"priority": 7},
+        {"tolerations": None},
+        {"activeDeadlineSeconds": 30},
+        {"schedulingGates": [{"name": "a.b/c"}]},
+        {"resourceClaims": [{"name": "x", "resourceClaimName": "y"}]},
+    ):
+        response = await curl("PATCH", path, {"spec": spec}, STRATEGIC)
+        assert response.status == 422, (spec, response.body)
+
+
+async def test_a_gated_pod_is_not_bound_and_may_lose_gates_and_gain_selectors(curl: ApiCaller) -> None:
+    await curl.make(f"{CORE}/pods", pod("p", schedulingGates=[{"name": "a.b/c"}]))
+    bind = {"target": {"kind": "Node", "name": "n"}}
+    assert (await curl("POST", f"{CORE}/pods/p/binding", bind)).status == 409
+    change = {"spec": {"schedulingGates": None, "nodeSelector": {"a": "b"}}}
+    assert (await curl("PATCH", f"{CORE}/pods/p", change, MERGE)).status == 200
+    assert (await curl("POST", f"{CORE}/pods/p/binding", bind)).status == 201
+    second_binding = await curl("POST", f"{CORE}/pods/p/binding", bind)
+    assert (second_binding.status, "already assigned" in second_binding.message) == (409, True)
+
+
+async def test_a_pod_gets_its_priority_from_a_priority_class(curl: ApiCaller) -> None:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    await curl.make(classes, {"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"})
+    await curl.make(classes, {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True})
+    created = await curl.make(f"{CORE}/pods", pod("p", priorityClassName="high"))
+    assert (created["spec"]["priority"], created["spec"]["preemptionPolicy"]) == (1000, "Never")
+    assert (await curl.make(f"{CORE}/pods", pod("q")))["spec"]["priority"] == 7
+    unknown = await curl("POST", f"{CORE}/pods", pod("r", priorityClassName="no"))
+    assert unknown.message == 'pods "r" is forbidden: no PriorityClass with name no was found'
+    assert (await curl("POST", f"{CORE}/pods", pod("s", priority=3))).status == 403
+
+
+# --- other kinds ------------------------------------------------------------------------------------
+
+
+async def test_workloads_are_defaulted_validated_and_scaled(curl: ApiCaller) -> None:
+    created = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert created["spec"]["replicas"] == 1
+    assert created["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"},
+    }
+    assert created["spec"]["template"]["spec"]["restartPolicy"] == "Always"
+    wrong = {
+        **DEPLOYMENT,
+        "metadata": {"name": "e"},
+        "spec": {**DEPLOYMENT["spec"], "selector": {"matchLabels": {"a": "c"}}},
+    }
+    assert ("FieldValueInvalid", "spec.template.metadata.labels") in (
+        await curl("POST", f"{APPS}/deployments", wrong)
+    ).causes
+    scale = f"{APPS}/deployments/d/scale"
+    assert (await curl("GET", scale)).json["spec"] == {"replicas": 1}
+    assert (await curl("PATCH", scale, {"spec": {"replicas": 4}}, MERGE)).json["spec"] == {"replicas": 4}
+    assert (await curl("GET", f"{APPS}/deployments/d")).json["spec"]["replicas"] == 4
+    assert (await curl("PATCH", scale, {"spec": {"replicas": -1}}, MERGE)).status == 422
+
+
+async def test_a_job_gets_a_selector_for_its_own_pods(curl: ApiCaller) -> None:
+    """``kubectl logs job/NAME`` and ``kubectl describe`` use this selector. Without it they select the pods of all jobs."""
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    created = await curl.make(jobs, {"metadata": {"name": "j"}, "spec": {"template": template(restartPolicy="Never")}})
+    uid = created["metadata"]["uid"]
+    assert created["spec"]["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    assert created["spec"]["template"]["metadata"]["labels"] == {
+        "a": "b",
+        "batch.kubernetes.io/controller-uid": uid,
+        "controller-uid": uid,
+        "batch.kubernetes.io/job-name": "j",
+        "job-name": "j",
+    }
+    assert created["metadata"]["labels"] == created["spec"]["template"]["metadata"]["labels"]
+    job_spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template(restartPolicy="Never")}
+    refused = await curl("POST", jobs, {"metadata": {"name": "k"}, "spec": job_spec})
+    assert ("FieldValueInvalid", "spec.selector") in refused.causes
+    manual = await curl.make(jobs, {"metadata": {"name": "k"}, "spec": {**job_spec, "manualSelector": True}})
+    assert (manual["spec"]["selector"], manual["spec"]["template"]["metadata"]["labels"]) == (
+        {"matchLabels": {"a": "b"}},
+        {"a": "b"},
+    )
+
+
+async def test_migration_from_client_side_to_server_side_apply_has_no_conflict(
+    curl: ApiCaller,
+) -> None:
+    def config_map(value: str) -> JSON:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": value}}
+
+    def path_for(manager: str) -> str:
+        return f"{CORE}/configmaps/c?fieldManager={manager}"
+
+    note = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(config_map("1"))}}
+    await curl.make(
+        f"{CORE}/configmaps?fieldManager=kubectl-client-side-apply",
+        config_map("1") | {"metadata": {"name": "c", **note}},
+    )
+    assert (await curl("PATCH", path_for("other"), config_map("2"), APPLY)).status == 409
+    assert (await curl("PATCH", path_for("kubectl"), config_map("2"), APPLY)).json["data"] == {"a": "2"}
+    await curl("PATCH", path_for("editor"), {"data": {"a": "3"}}, MERGE)  # differs from the last-applied configuration
+    await curl("PATCH", path_for("kubectl"), {"metadata": note}, MERGE)
+    assert (await curl("PATCH", path_for("kubectl"), config_map("4"), APPLY)).status == 409
+
+
+async def test_secrets_accept_string_data_and_config_maps_can_be_immutable(curl: ApiCaller) -> None:
+    created = await curl.make(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"a": "b"}})
+    assert (created["data"], created["type"]) == ({"a": base64.b64encode(b"b").decode()}, "Opaque")
+    bad = await curl("POST", f"{CORE}/secrets", {"metadata": {"name": "t"}, "data": {"a": "$"}})
+    assert (bad.status, "illegal base64" in bad.message) == (400, True)
+    await curl.make(f"{CORE}/configmaps", {"metadata": {"name": "c"}, "data": {"a": "b"}, "immutable": True})
+    for change in ({"data": {"a": "c"}}, {"immutable": None}):
+        assert (await curl("PATCH", f"{CORE}/configmaps/c", change, MERGE)).status == 422
+
+
+async def test_an_eviction_obeys_the_disruption_budget(curl: ApiCaller) -> None:
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    labelled = pod("p")
+    labelled["metadata"]["labels"] = {"a": "b"}
+    await curl.make(f"{CORE}/pods", labelled)
+    await curl("PATCH", f"{CORE}/pods/p/status", {"status": {"phase": "Running"}}, MERGE)
+    await curl.make(
+        budgets, {"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "b"}}}}
+    )
+    evict = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}}
+    refused = await curl("POST", f"{CORE}/pods/p/eviction", evict)
+    assert (refused.status, refused.json["details"]["causes"][0]["reason"]) == (429, "DisruptionBudget")
+    allowed = {"status": {"disruptionsAllowed": 1, "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2}}
+    await curl("PATCH", f"{budgets}/b/status", allowed, MERGE)
+    assert (await curl("POST", f"{CORE}/pods/p/eviction", evict)).status == 201
+    assert (await curl("GET", f"{CORE}/pods/p")).status == 404
+    assert (await curl("GET", f"{budgets}/b")).json["status"]["disruptionsAllowed"] == 0
+
+
+async def test_kinds_without_a_controller_are_rejected_with_the_reason(curl: ApiCaller) -> None:
+    for path, reason in (
+        (f"{CORE}/persistentvolumeclaims", "no persistent volumes"),
+        (f"{APPS}/statefulsets", "no controller"),
+    ):
+        assert (await curl("GET", path)).json["items"] == []
+        response = await curl("POST", path, {"metadata": {"name": "x"}})
+        assert (response.status, reason in response.message) == (422, True)
+
+
+async def test_an_event_is_served_in_both_api_groups(curl: ApiCaller) -> None:
+    event = {
+        "metadata": {"name": "e"},
+        "regarding": {"kind": "Pod", "namespace": "default", "name": "p"},
+        "note": "hello",
+        "reason": "Because",
+        "type": "Normal",
+        "reportingController": "me",
+    }
+    groups = "/apis/events.k8s.io/v1/namespaces/default/events"
+    await curl.make(groups, event)
+    core = (await curl("GET", f"{CORE}/events/e")).json
+    assert (core["message"], core["involvedObject"]["name"], core["reportingComponent"]) == ("hello", "p", "me")
+    assert (await curl("GET", f"{groups}/e")).json["note"] == "hello"
+    assert len((await curl("GET", groups, fieldSelector="regarding.name=p")).json["items"]) == 1
+    assert len((await curl("GET", f"{CORE}/events", fieldSelector="involvedObject.name=p")).json["items"]) == 1
+    assert not (await curl("GET", f"{CORE}/events", fieldSelector="involvedObject.name=q")).json["items"]
+
+
+def definition(**version: Any) -> JSON:
+    schema = {
+        "type": "object",
+        "properties": {
+            "spec": {
+                "type": "object",
+                "required": ["size"],
+                "properties": {
+                    "size": {"type": "integer", "minimum": 1},
+                    "mode": {"type": "string", "default": "fast", "enum": ["fast", "slow"]},
+                    "parts": {
+                        "type": "array",
+                        "x-kubernetes-list-type": "map",
+                        "x-kubernetes-list-map-keys": ["name"],
+                        "items": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+                        },
+                    },
+                },
+            }
+        },
+    }
+    columns = [{"name": "Size", "type": "integer", "jsonPath": ".spec.size"}]
+    served_version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    served_version |= {"subresources": {"status": {}}, "additionalPrinterColumns": columns, **version}
+    names = {"plural": "foos", "kind": "Foo", "shortNames": ["fo"]}
+    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [served_version]}
+    return {"metadata": {"name": "foos.example.com"}, "spec": spec}
+
+
+async def test_a_custom_kind_follows_its_schema_and_its_definition_deletes_its_objects(curl: ApiCaller) -> None:
+    definitions, foos = (
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        "/apis/example.com/v1/namespaces/default/foos",
+    )
+    created = await curl.make(definitions, definition())
+    assert {c["type"] for c in created["status"]["conditions"]} == {"Established", "NamesAccepted"}
+    foo = await curl.make(foos, {"metadata": {"name": "f"}, "spec": {"size": 2}})
+    assert foo["spec"] == {"size": 2, "mode": "fast"}
+    for spec, field in (({"size": 0}, "spec.size"), ({}, "spec.size"), ({"size": 1, "mode": "x"}, "spec.mode")):
+        response = await curl("POST", foos, {"metadata": {"name": "g"}, "spec": spec})
+        assert (response.status, response.causes[0][1]) == (422, field)
+    strict = await curl(
+        "POST", foos, {"metadata": {"name": "g"}, "spec": {"size": 1, "no": 1}}, fieldValidation="Strict"
+    )
+    assert (strict.status, 'unknown field "spec.no"' in strict.message) == (400, True)
+    assert (await curl("GET", foos, headers=TABLE)).json["rows"][0]["cells"] == ["f", 2]
+    apply = {"Content-Type": "application/apply-patch+yaml"}
+    head = {"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "f"}}
+    for manager, part in (("a", {"name": "x", "n": 1}), ("b", {"name": "y", "n": 2})):
+        response = await curl("PATCH", f"{foos}/f", {**head, "spec": {"parts": [part]}}, apply, fieldManager=manager)
+        assert response.status == 200, response.body
+    assert [p["name"] for p in response.json["spec"]["parts"]] == ["x", "y"]
+    conflict = {**head, "spec": {"parts": [{"name": "x", "n": 9}]}}
+    assert (await curl("PATCH", f"{foos}/f", conflict, apply, fieldManager="b")).status == 409
+    assert (await curl("PATCH", f"{foos}/f/status", {"status": {"a": 1}}, MERGE)).status == 200
+    assert "example.com" in [g["name"] for g in (await curl("GET", "/apis")).json["groups"]]
+    assert (await curl("DELETE", f"{definitions}/foos.example.com")).status == 200
+    assert (await curl("GET", foos)).status == 404
+    await curl.make(definitions, definition())
+    assert (await curl("GET", foos)).json["items"] == []
+
+
+# --- namespaces, owners, lists, watches -------------------------------------------------------------
+
+
+async def test_a_namespace_is_deleted_with_its_objects_after_the_last_finalizer(
+    curl: ApiCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_devkit.localcluster.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
+    await curl.make("/api/v1/namespaces", {"metadata": {"name": "n"}})
+    maps = "/api/v1/namespaces/n/configmaps"
+    await curl.make(maps, {"metadata": {"name": "free"}})
+    await curl.make(maps, {"metadata": {"name": "held", "finalizers": ["example.com/x"]}})
+    assert [
+        s["metadata"]["name"] for s in (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
+    ] == ["default"]
+    deleted = await curl("DELETE", "/api/v1/namespaces/n")
+    assert deleted.json["status"]["phase"] == "Terminating"
+    assert (await curl("DELETE", f"{maps}/free")).status == 200, (
+        "the object exists until the namespace controller runs, as in Kubernetes"
+    )
+    timer = curl.server._deleter._timers["n"]
+    timer._run()  # runs the timer now
+    timer.cancel()
+    assert not (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
+    assert [m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"]] == ["held"]
+    rejected = await curl("POST", maps, {"metadata": {"name": "late"}})
+    assert (rejected.status, rejected.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
+    await curl("PATCH", f"{maps}/held", {"metadata": {"finalizers": None}}, MERGE)
+    assert (await curl("GET", "/api/v1/namespaces/n")).status == 404
+    assert not (await curl("GET", "/api/v1/configmaps")).json["items"]
+
+
+async def test_dependents_follow_the_propagation_policy_of_the_owners_deletion(curl: ApiCaller) -> None:
+    maps = f"{CORE}/configmaps"
+
+    async def names_after_deletion(policy: str) -> list[str]:
+        owner = await curl.make(maps, {"metadata": {"name": "owner"}})
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+        await curl.make(maps, {"metadata": {"name": "child", "ownerReferences": [reference]}})
+        held_map = {"name": "held", "ownerReferences": [reference], "finalizers": ["example.com/x"]}
+        await curl.make(maps, {"metadata": held_map})
+        assert (await curl("DELETE", f"{maps}/owner", {"propagationPolicy": policy})).status == 200
+        return sorted(m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"])
+
+    async def remove_finalizer() -> list[str]:
+        await curl("PATCH", f"{maps}/held", {"metadata": {"finalizers": None}}, MERGE)
+        return sorted(m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"])
+
+    assert await names_after_deletion("Background") == ["held"]
+    assert await remove_finalizer() == []
+    assert await names_after_deletion("Foreground") == ["held", "owner"]
+    assert await remove_finalizer() == []
+    assert await names_after_deletion("Orphan") == ["child", "held"]
+    assert all("ownerReferences" not in m["metadata"] for m in (await curl("GET", maps)).json["items"])
+
+
+async def test_all_pages_of_a_list_show_the_same_snapshot(curl: ApiCaller) -> None:
+    maps = f"{CORE}/configmaps"
+    for i in range(5):
+        await curl.make(maps, {"metadata": {"name": f"c{i}"}, "data": {"v": "old"}})
+    page = (await curl("GET", maps, limit="2")).json
+    assert page["metadata"]["remainingItemCount"] == 3
+    await curl("DELETE", f"{maps}/c3")
+    await curl("PATCH", f"{maps}/c4", {"data": {"v": "new"}}, MERGE)
+    await curl.make(maps, {"metadata": {"name": "c2a"}})
+    items = [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
+    token = page["metadata"]["continue"]
+    while page["metadata"].get("continue"):
+        page = (await curl("GET", maps, limit="2", **{"continue": page["metadata"]["continue"]})).json
+        items += [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
+    assert items == [(f"c{i}", "old") for i in range(5)]
+    for _ in range(HISTORY + 1):
+        curl.server.storage.put("configmaps", {"metadata": {"name": "busy", "namespace": "default", "uid": "b"}})
+    expired = await curl("GET", maps, limit="2", **{"continue": token})
+    assert (expired.status, expired.json["reason"]) == (410, "Expired")
+
+
+async def test_lists_obey_resource_version_match(curl: ApiCaller) -> None:
+    maps = f"{CORE}/configmaps"
+    created = await curl.make(maps, {"metadata": {"name": "a"}})
+    version = created["metadata"]["resourceVersion"]
+    await curl.make(maps, {"metadata": {"name": "b"}})
+    exact = (await curl("GET", maps, resourceVersion=version, resourceVersionMatch="Exact")).json
+    assert [m["metadata"]["name"] for m in exact["items"]] == ["a"]
+    newer = (await curl("GET", maps, resourceVersion=version, resourceVersionMatch="NotOlderThan")).json
+    assert [m["metadata"]["name"] for m in newer["items"]] == ["a", "b"]
+    future = await curl("GET", maps, resourceVersion="999999")
+    assert (future.status, future.json["details"]["causes"][0]["reason"]) == (504, "ResourceVersionTooLarge")
+
+
+@pytest.mark.parametrize(
+    ("path", "selector"),
+    [
+        (f"{CORE}/pods", "spec.bogus=1"),
+        (f"{CORE}/configmaps", "data.a=1"),
+        ("/apis/resource.k8s.io/v1/resourceslices", "spec.pool.name=x"),
+        ("/apis/resource.k8s.io/v1/resourceclaims", "spec.devices=x"),
+    ],
+)
+async def test_an_unsupported_field_selector_is_rejected(curl: ApiCaller, path: str, selector: str) -> None:
+    for watch in ({}, {"watch": "1"}):
+        response = await curl("GET", path, fieldSelector=selector, **watch)
+        assert (response.status, response.message) == (400, f"field label not supported: {selector.partition('=')[0]}")
+
+
+async def test_a_watch_with_a_node_selector_sends_no_events_of_other_nodes(curl: ApiCaller) -> None:
+    events: list[tuple[str, str]] = []
+
+    async def watch(client: KubeClient, ready: asyncio.Event) -> None:
+        query = {"watch": "1", "fieldSelector": "spec.nodeName=n1"}
+        async with client.stream(PODS.path(), query, 120, ready.set) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                events.append((event["type"], event["object"]["metadata"]["name"]))
+
+    async with KubeClient(curl.server.config) as client:
+        ready = asyncio.Event()
+        task = asyncio.create_task(watch(client, ready))
+        await ready.wait()
+        for i in range(20):
+            await client.create(PODS, pod(f"other-{i}", nodeName="n2"), "default")
+        await client.create(PODS, pod("mine"), "default")
+        await client.call("POST", f"{CORE}/pods/mine/binding", {"target": {"name": "n1"}})
+        await client.patch(PODS, "mine", {"metadata": {"labels": {"a": "b"}}}, "default")
+        await client.delete(PODS, "mine", "default", grace=0)
+        async with asyncio.timeout(30):
+            while len(events) < 3:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
+
+
+async def test_discovery_lists_the_category_all_and_openapi_lists_schemas(curl: ApiCaller) -> None:
+    resources = (await curl("GET", "/apis/apps/v1")).json["resources"]
+    assert {r["name"] for r in resources if "all" in r.get("categories", ())} >= {
+        "deployments",
+        "daemonsets",
+        "replicasets",
+    }
+    document = (await curl("GET", "/openapi/v3/api/v1")).json
+    spec = document["components"]["schemas"]["io.k8s.api.core.v1.PodSpec"]["properties"]
+    assert spec["resourceClaims"]["x-kubernetes-list-map-keys"] == ["name"]
+    assert "go" not in spec["nodeName"]
+    assert spec["resourceClaims"]["items"]["$ref"] in {
+        f"#/components/schemas/{name}" for name in document["components"]["schemas"]
+    }
+
+
+async def test_limit_ranges_set_defaults_and_reject_pods(curl: ApiCaller) -> None:
+    item = {"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}, "max": {"cpu": "2"}}
+    await curl.make(f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [item]}})
+    created = await curl.make(f"{CORE}/pods", pod("p"))
+    assert created["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
+    large_pod = pod("q", containers=[{"name": "c", "image": "i", "resources": {"limits": {"cpu": "3"}}}])
+    response = await curl("POST", f"{CORE}/pods", large_pod)
+    assert (response.status, "maximum cpu usage per Container is 2, but limit is 3" in response.message) == (403, True)
+
+
+async def test_a_warning_reports_stored_fields_without_effect(curl: ApiCaller) -> None:
+    group = "/apis/admissionregistration.k8s.io/v1"
+    spec = {"policyName": "p", "validationActions": ["Audit"]}
+    created = await curl(
+        "POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec}
+    )
+    assert "no audit log" in created.headers["Warning"]
+    device = {"deviceSelector": {"driver": "d.example.com"}, "taint": {"key": "k", "effect": "NoExecute"}}
+    created = await curl(
+        "POST", "/apis/resource.k8s.io/v1beta2/devicetaintrules", {"metadata": {"name": "r"}, "spec": device}
+    )
+    assert (created.status, "stores DeviceTaintRules but ignores them" in created.headers["Warning"]) == (201, True)
+    definition_with_rule = definition()
+    schema = definition_with_rule["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["x-kubernetes-validations"] = [{"rule": "self.spec.parts.all(p, p.n < 5)"}]
+    created = await curl("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition_with_rule)
+    assert "x-kubernetes-validations" in created.headers["Warning"]
+    assert "Warning" not in (await curl("POST", f"{CORE}/configmaps", {"metadata": {"name": "c"}})).headers
+
+
+async def test_quotas_count_claims_by_class_and_by_extended_resource(curl: ApiCaller) -> None:
+    classes = "/apis/resource.k8s.io/v1/deviceclasses"
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    await curl.make(classes, {"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}})
+    hard = {
+        "gpu.deviceclass.resource.k8s.io/devices": "3",
+        "requests.example.com/gpu": "5",
+        "requests.deviceclass.resource.kubernetes.io/gpu": "5",
+        "count/pods": "1",
+    }
+    await curl.make(f"{CORE}/resourcequotas", {"metadata": {"name": "q"}, "spec": {"hard": hard}})
+
+    def claim(name: str, **exactly: Any) -> JSON:
+        request = {"name": "r", "exactly": {"deviceClassName": "gpu", **exactly}}
+        return {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
+
+    async def used() -> JSON:
+        return dict((await curl("GET", f"{CORE}/resourcequotas/q")).json["status"]["used"])
+
+    await curl.make(claims, claim("a", count=2))
+    assert await used() == {**dict.fromkeys(list(hard)[:3], "2"), "count/pods": "0"}
+    refused = await curl("POST", claims, claim("b", allocationMode="All"))
+    assert refused.message == (
+        'resourceclaims.resource.k8s.io "b" is forbidden: exceeded quota: q, requested: '
+        "gpu.deviceclass.resource.k8s.io/devices=32,requests.deviceclass.resource.kubernetes.io/gpu=32,"
+        "requests.example.com/gpu=32, used: gpu.deviceclass.resource.k8s.io/devices=2,"
+        "requests.deviceclass.resource.kubernetes.io/gpu=2,requests.example.com/gpu=2, limited: "
+        "gpu.deviceclass.resource.k8s.io/devices=3,requests.deviceclass.resource.kubernetes.io/gpu=5,requests.example.com/gpu=5"
+    )
+    limited = {"resources": {"limits": {"example.com/gpu": "4"}}}
+    requesting_pod = pod("p", containers=[{"name": "c", "image": "i", **limited}])
+    assert (
+        "exceeded quota: q, requested: requests.example.com/gpu=4"
+        in (await curl("POST", f"{CORE}/pods", requesting_pod)).message
+    )
+    await curl("DELETE", f"{claims}/a")
+    await curl.make(f"{CORE}/pods", requesting_pod)
+    assert (await used())["requests.example.com/gpu"] == "4"
+    assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
+
+
+async def test_openapi_v2_is_served_as_json_and_as_protobuf(curl: ApiCaller) -> None:
+    protobuf_type = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+    message = await curl("GET", "/openapi/v2", headers={"Accept": protobuf_type})
+    assert message.headers["Content-Type"] == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+    document = (await curl("GET", "/openapi/v2", headers={"Accept": "application/json"})).json
+    assert "io.k8s.api.resource.v1.DeviceClass" in document["definitions"]
+    assert all(name.encode() in message.body for name in document["definitions"])
+
+
+async def test_generations_increase_only_on_changes_of_the_spec(curl: ApiCaller) -> None:
+    created = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert created["metadata"]["generation"] == 1
+    await curl("PATCH", f"{APPS}/deployments/d/status", {"status": {"replicas": 1}}, MERGE)
+    changed = await curl("PATCH", f"{APPS}/deployments/d", {"spec": {"replicas": 3}}, MERGE)
+    assert changed.json["metadata"]["generation"] == 2
+    assert "generation" not in (await curl.make(f"{CORE}/configmaps", {"metadata": {"name": "c"}}))["metadata"]

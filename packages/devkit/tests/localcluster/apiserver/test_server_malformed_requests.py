@@ -1,0 +1,224 @@
+"""The response to every malformed request is a Status with a message, never an internal error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from dra_devkit.localcluster.apiserver.kinds import Registry, ServedKind
+from dra_kubeletplugin.base.json_types import JSON
+from packages.devkit.tests.localcluster.apiserver.samples import collection, sample
+from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse, running_api_server
+
+ROUNDS = 12
+DEEP = b'{"metadata": {"name": "deep"}, "data": ' + b"[" * 3000 + b"]" * 3000 + b"}"
+ODD_VALUES: tuple[Any, ...] = (
+    None, [], {}, "", 0, -1, 1.5, True, 2**63, 2**70, "x" * 300, "\x00", "é", " ", "a/b/c", "1e999999", "-1", "$", "..",
+    [None], [[]], [1], [{}], {"": None}, {"a": {"b": []}}, {"name": []}, [{"name": "x"}, {"name": "x"}], "2026-99-99T00:00:00Z",
+)  # fmt: skip
+PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml")
+
+
+@pytest.fixture
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
+        yield curl
+
+
+def locations(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields every location in an object: the container and the key."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield value, key
+        yield from locations(item)
+
+
+def mutate(obj: JSON, dice: random.Random) -> JSON:
+    out = copy.deepcopy(obj)
+    for _ in range(dice.randint(1, 3)):
+        holder, key = dice.choice(list(locations(out)))
+        match dice.randrange(4):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, dict):
+                holder[dice.choice(["x", "", "$patch", "name", "-", "a" * 300])] = copy.deepcopy(
+                    dice.choice(ODD_VALUES)
+                )
+            case _:
+                holder[key] = copy.deepcopy(dice.choice(ODD_VALUES))
+        if not out:
+            return out
+    return out
+
+
+def assert_valid_response(response: ApiResponse) -> None:
+    """Accepts an object or a Status with a message. The only allowed code 500 is a schema error of an apply, as in Kubernetes."""
+    assert response.body != b"internal error"
+    body = response.json
+    if response.status >= 400:
+        assert body["kind"] == "Status" and body["message"] and body["code"] == response.status
+    if response.status == 500:
+        assert body["message"].startswith("failed to create typed patch object")
+
+
+@pytest.mark.cases(16)
+@pytest.mark.parametrize("kind", list(Registry(FEATURES)), ids=lambda k: k.key)
+async def test_mutated_objects_are_stored_or_rejected_with_a_message(curl: ApiCaller, kind: ServedKind) -> None:
+    dice = random.Random(kind.key)
+    version = kind.versions[0]
+    path = collection(kind, version)
+    good = sample(kind, "good")
+    created = await curl("POST", path, good)
+    assert created.status == 201 or kind.refused, created.body
+    name = f"{path}/{good['metadata']['name']}"
+    for number in range(ROUNDS):
+        malformed = mutate(sample(kind, f"odd-{number}"), dice)
+        assert_valid_response(
+            await curl("POST", path, malformed, fieldValidation=dice.choice(["Strict", "Warn", "Ignore", "odd"]))
+        )
+        if kind.virtual or kind.refused:
+            continue
+        changed = mutate({**good, "apiVersion": kind.api_version(version), "kind": kind.kind}, dice)
+        sub = dice.choice(["", "/status"] if kind.status else [""])
+        assert_valid_response(await curl("PUT", f"{name}{sub}", changed))
+        headers = {"Content-Type": dice.choice(PATCHES)}
+        assert_valid_response(
+            await curl("PATCH", f"{name}{sub}", changed, headers, fieldManager="m", force=dice.choice(["", "true"]))
+        )
+        assert_valid_response(
+            await curl("GET", path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
+        )
+    assert_valid_response(await curl("GET", path))
+    assert_valid_response(
+        await curl(
+            "DELETE", name, {"gracePeriodSeconds": dice.choice(ODD_VALUES), "preconditions": dice.choice(ODD_VALUES)}
+        )
+    )
+
+
+DUPLICATE_KEY = b'{"metadata":{"name":"x"},"metadata":{"name":"y"}}'
+BODIES: tuple[bytes, ...] = (
+    b"", b"[]", b"null", b"1", b'"x"', b"{", b"{}", b"[{}]", b"\xff\xfe", b"a: [", b"a: &x [*x]", b"{a: b}", b"- 1", b"\x00",
+    b'{"metadata": []}', b'{"metadata": {"name": {}}}', b'{"metadata": {"name": "\\ud800"}}', b'{"kind": 1, "apiVersion": []}',
+    DEEP, b"k8s\x00", b"k8s\x00\x0a\xff\xff\xff\xff\x0f", b"k8s\x00\x0a\x00\x12\x02\x08\x01",
+    b"!!python/object/apply:os.system [id]", b"a: 2026-01-01", b"? [a]: b", b'{"a": NaN}', DUPLICATE_KEY,
+)  # fmt: skip
+VALID_OBJECTS = (DEEP, DUPLICATE_KEY)
+"""Without strict validation, the server ignores unknown fields and uses the last of equal keys, so these can be created."""
+TYPES = (
+    "", "application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "text/html", "application/json-patch+json",
+    *PATCHES, "application/cbor",
+)  # fmt: skip
+
+
+@pytest.mark.cases(10)
+@pytest.mark.parametrize(
+    "path", ["/api/v1/namespaces/default/configmaps", "/api/v1/namespaces", "/apis/resource.k8s.io/v1/deviceclasses"]
+)
+@pytest.mark.parametrize("type_", TYPES)
+async def test_invalid_bodies_are_rejected(curl: ApiCaller, path: str, type_: str) -> None:
+    for body in BODIES:
+        headers = {"Content-Type": type_}
+        for method, target in (
+            ("POST", path),
+            ("PUT", f"{path}/default"),
+            ("PATCH", f"{path}/default"),
+            ("DELETE", f"{path}/nobody"),
+        ):
+            response = await curl(method, target, body, headers, fieldManager="m")
+            assert_valid_response(response)
+            can_succeed = method == "PATCH" or (method == "POST" and body in VALID_OBJECTS)
+            assert response.status >= 400 or can_succeed, (
+                method,
+                body,
+                response.body,
+            )
+
+
+async def test_a_body_above_the_size_limit_is_rejected(curl: ApiCaller) -> None:
+    body = json.dumps({"metadata": {"name": "x"}, "data": {"a": "b" * 4_000_000}})
+    response = await curl("POST", "/api/v1/namespaces/default/configmaps", body)
+    assert (response.status, response.json["reason"]) == (413, "RequestEntityTooLarge")
+
+
+QUERIES = (
+    "limit", "continue", "resourceVersion", "resourceVersionMatch", "fieldSelector", "labelSelector", "timeoutSeconds", "watch",
+    "sendInitialEvents", "allowWatchBookmarks", "dryRun", "fieldManager", "fieldValidation", "force", "gracePeriodSeconds",
+    "propagationPolicy", "includeObject", "pretty",
+)  # fmt: skip
+VALUES = (
+    "abc",
+    "-1",
+    "99999999999999999999",
+    "1.5",
+    "",
+    "true",
+    "=",
+    "!",
+    "a=b,",
+    "metadata.name=\\",
+    "x in (",
+    "é",
+    "\x00",
+    "0",
+    "\u0661",
+)
+
+
+@pytest.mark.cases(8)
+@pytest.mark.parametrize("name", QUERIES)
+async def test_malformed_options_are_rejected_or_ignored(curl: ApiCaller, name: str) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+    await curl.make(path, {"metadata": {"name": "x"}})
+    for value in VALUES:
+        if name == "watch" and value in {"true", "1"}:
+            continue
+        for method, target, body in (
+            ("GET", path, None),
+            ("GET", f"{path}/x", None),
+            ("POST", path, {"metadata": {"generateName": "y"}}),
+            ("PATCH", f"{path}/x", {"data": {"a": value}}),
+            ("DELETE", path, None),
+        ):
+            headers = {"Content-Type": "application/merge-patch+json"}
+            assert_valid_response(
+                await curl(method, target, body, headers if method == "PATCH" else None, **{name: value})
+            )
+    if name == "resourceVersion":
+        for value in ("abc", "-1", "99999999999999999999"):
+            assert_valid_response(await curl("GET", path, watch="1", timeoutSeconds="1", **{name: value}))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/api",
+        "/api/v1/",
+        "//",
+        "/apis/x/v1/y",
+        "/api/v1/namespaces/default",
+        "/api/v1/namespaces/default/pods/x/y/z",
+        "/api/v1/pods/x",
+        "/apis/apps/v1",
+        "/api/v2/pods",
+        "/%00",
+        "/api/v1/namespaces/%2e%2e/pods",
+        "/openapi/v3/apis/x/v1",
+        "/api/v1/namespaces/default/pods/p/exec",
+        "/api/v1/nodes/n/proxy/x",
+    ],
+)
+async def test_malformed_paths_have_a_valid_status(curl: ApiCaller, path: str) -> None:
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"):
+        response = await curl(method, path, {} if method in {"POST", "PUT", "PATCH"} else None)
+        assert response.status in {200, 400, 403, 404, 405, 415, 422, 501} and response.body != b"internal error", (
+            method,
+            response.status,
+            response.body,
+        )

@@ -1,0 +1,1 @@
+"""The commands of operators: `dra explain`, `simulate`, `top`, `doctor` and `gather`."""

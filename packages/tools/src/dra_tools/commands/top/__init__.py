@@ -1,0 +1,127 @@
+"""``dra top``: shows devices, their holders and health, and waiting pods, on any cluster; it only reads."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from dra_devkit.commands.gc_tuning import without_collections
+from dra_devkit.near_names import suggestion
+from dra_devkit.scheduling.framework import pod_info
+from dra_kubeletplugin.base.text import counted
+from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.output import TEXT, write
+from dra_kubeletplugin.cli.shell.parsing import terminal_columns
+from dra_kubeletplugin.cli.shell.progress import Progress
+from dra_kubeletplugin.cli.shell.style import Style
+from dra_kubeletplugin.errors import QuestionError, SettingsError, clip
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube.resource import NODES
+
+from ...explanation.explain import explain_pod
+from ...files import snapshot_of
+from ...reader import with_events_of_waiting
+from ...scheduler_view import SchedulerView
+from ...snapshot import Snapshot
+from ...top.live import LiveOverview
+from ...top.overview import overview
+from ...unevaluated.objects import all_not_evaluated
+from ...usage.arranging import matching, matching_pods
+from ...usage.rows import Overview, PodReason
+from ..cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
+from ..object_files import from_files
+from .table import table
+
+_NO_LIMIT = 10_000  # columns
+_EXPLAIN_SECONDS = 10.0  # seconds after which no further waiting pod is explained
+_ABSENT = (
+    "dra top draws its screen with textual, which is not installed: pip install 'dra-tools[top]', "
+    "or use the table: dra top --once"
+)
+
+
+def top(args: argparse.Namespace) -> int:
+    """Prints the table or runs the live screen. Raises :class:`DraError`."""
+    if args.once or args.files or args.output != TEXT:
+        with Progress() as progress:
+            snapshot = _snapshot(args, progress)
+            _check_names(snapshot, args)
+            found = explained_overview(snapshot, args.node, progress, args.namespace or "")
+        is_whole = not (snapshot.gaps or snapshot.unread or all_not_evaluated(snapshot))
+        code = Exit.SUCCESS if is_whole else Exit.UNKNOWN
+        devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
+        shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
+        if args.output != TEXT:
+            write(shown, args.output)
+            return code
+        whole = bool(args.filter or args.node)
+        print("\n".join(table(shown, Style.of(sys.stdout), _columns(), whole=whole)))
+        return code
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise SettingsError("dra top needs a terminal: add --once for a table, or -o json")
+    try:
+        import textual  # noqa: F401  an extra of the package
+    except ImportError:
+        raise SettingsError(_ABSENT) from None
+    config = config_of(args)
+    asyncio.run(_run_screen(config, namespace_of(args, config), args))
+    return Exit.SUCCESS
+
+
+def _columns() -> int:
+    """Returns the width of the table. A pipe without COLUMNS gets whole lines, because programs read them."""
+    return terminal_columns() if sys.stdout.isatty() or os.environ.get("COLUMNS") else _NO_LIMIT
+
+
+def _snapshot(args: argparse.Namespace, progress: Progress) -> Snapshot:
+    if args.files:
+        return snapshot_of(from_files(args.files))
+    config = config_of(args)
+    return read_cluster(config, namespace_of(args, config), progress, then=with_events_of_waiting)
+
+
+def _check_names(snapshot: Snapshot, args: argparse.Namespace) -> None:
+    """Raises :class:`QuestionError` for a namespace or a node without objects, because an empty table would say nothing."""
+    if args.namespace:
+        snapshot.check_namespace(args.namespace)
+    nodes = {str(n["metadata"]["name"]) for n in snapshot.nodes}
+    if args.node and args.node not in nodes and snapshot.is_complete(NODES):
+        raise QuestionError(f"there is no node {args.node}{suggestion(args.node, nodes)}")
+
+
+def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], None], namespace: str = "") -> Overview:
+    found = overview(snapshot, node, namespace=namespace)
+    view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
+    end = time.monotonic() + _EXPLAIN_SECONDS
+    reasons: dict[str, PodReason] = {}
+    for pod in found.waiting:
+        if time.monotonic() > end:
+            break
+        progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
+        why = explain_pod(view, pod_info.read(pods[pod.uid]), changes=False)
+        reasons[pod.uid] = PodReason(clip(why.summary), why.reported)
+    rest = len(found.waiting) - len(reasons)
+    left = counted(rest, "more pod waits", "more pods wait")
+    more = f"{left}, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one pod"
+    found = overview(snapshot, node, reasons, namespace=namespace)
+    return replace(found, notes=(*found.notes, *([more] if rest else [])), at=time.time())
+
+
+async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
+    from .screen import Top
+
+    # The screen shows errors, so the log would repeat them.
+    logging.getLogger().addHandler(logging.NullHandler())
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(KubeClient(config, TIMEOUT))
+        live = LiveOverview(client, args.node, namespace, args.namespace or "")
+        with without_collections():
+            await stack.enter_async_context(live.running())
+        await Top(live, config.server, args.filter).run_async(mouse=True)

@@ -1,0 +1,446 @@
+"""Examines all nodes for a waiting pod with the scheduler's filters and allocator, and finds changes that would be enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, TypeVar
+
+from dra_devkit.near_names import KnownNames, suggestion
+from dra_devkit.scheduling.allocator.search import TIME_LIMIT
+from dra_devkit.scheduling.cel.mentions import mentions
+from dra_devkit.scheduling.framework import devices as pod_devices
+from dra_devkit.scheduling.framework import extended, pod_info, unsupported
+from dra_devkit.scheduling.framework.binding import TIMEOUT
+from dra_devkit.scheduling.framework.claim_cache import is_allocated
+from dra_devkit.scheduling.framework.cycle import Cycle
+from dra_devkit.scheduling.framework.devices import PodClaims
+from dra_devkit.scheduling.framework.node_info import NodeInfo
+from dra_devkit.scheduling.framework.pod_info import PodInfo, is_extended
+from dra_devkit.scheduling.framework.status import Plugin, Rejection, SchedulerError
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.text import did_you_mean, join_names, natural
+from dra_kubeletplugin.kube.resource import NODES
+from dra_kubeletplugin.resourceapi import node_selectors
+from dra_kubeletplugin.resourceapi.allocation import results_of
+
+from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
+from ..selected_attributes import of_constraints, of_selectors
+from ..unevaluated.objects import not_evaluated_of_device
+from ..unevaluated.parts import UnevaluatedPart, merged
+from . import request_reasons
+from .device_keys import DeviceKeys, RepresentativeAllocator, device_keys
+from .device_reasons import DeviceFault, NodeDevices
+from .grouping import EXAMPLES, NodeReasons, distance, fold
+from .model import OF_DEVICES, NodeGroup, Reason, ReasonKind, SuggestedChange
+from .node_keys import NodeKeys, repeated
+from .node_reasons import NodeFilters
+from .what_if import NOT_TOGETHER, Enough, WhatIf
+
+T = TypeVar("T")
+LIMIT = 2.0  # seconds for the devices of one node; the scheduler has ten
+TRIALS_LIMIT = 2.0  # seconds for all trials together; later trials are omitted
+Requests = Sequence[Sequence[request_reasons.RequestReasons]]
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """The result for all nodes. ``reasons`` are the reasons for which the scheduler rejects all nodes at once."""
+
+    groups: tuple[NodeGroup, ...] = ()
+    changes: tuple[SuggestedChange, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    notes: tuple[str, ...] = ()
+    unevaluated: tuple[UnevaluatedPart, ...] = ()  # on each node that fits: parts of the devices
+
+
+# Texts in errors that end the scheduler's search on all nodes, with the kind of the reason.
+_FATAL = {
+    "CEL ": ReasonKind.SELECTOR_ERROR,
+    "currently being updated": ReasonKind.POOL_INCOMPLETE,
+    "currently invalid": ReasonKind.POOL_INVALID,
+    "constraint would not be satisfied": ReasonKind.CONSTRAINT,
+    "exceeds the claim limit": ReasonKind.TOO_MANY,
+}
+_REMEDIES = {
+    ReasonKind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
+    ReasonKind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
+    ReasonKind.CONSTRAINT: "remove the constraint from the request for all devices",
+    ReasonKind.TOO_MANY: "use several claims",
+}
+
+
+def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Feasibility:
+    """Examines every node for a pod whose claims all exist.
+
+    Args:
+        changes: also try changes that would be enough.
+    """
+    return _NodeExamination(view, pod, changes).feasibility()
+
+
+def unexamined_features(pod: PodInfo, group: JSON | None = None) -> Iterator[str]:
+    """Yields features of the pod and its PodGroup that are not examined, such as volumes."""
+    for why in unsupported.reasons(pod, group):
+        yield why.replace(unsupported.PREFIX, "not examined: ")
+    if pod.group and group is None:
+        yield f"not examined: schedulingPolicy of PodGroup {pod.group}"
+
+
+@dataclass
+class _NodeExamination:
+    view: SchedulerView
+    pod: PodInfo
+    tries: bool
+    deadline: float = 0.0
+    untried: bool = False
+    examined: dict[Hashable, Any] = field(default_factory=dict)  # results for nodes with equal devices
+
+    def feasibility(self) -> Feasibility:
+        view = self.view
+        snapshot = view.cache.snapshot()
+        notes = list(unexamined_features(self.pod, view.group_of(self.pod)))
+        if not snapshot.nodes:
+            none = Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "add nodes")
+            return Feasibility(reasons=(none,) if view.snapshot.is_complete(NODES) else (), notes=tuple(notes))
+        claims = pod_devices.read(self.pod, view.cache.claims, view.cache.classes, view.cache.extended, TIMEOUT)
+        unevaluated: tuple[UnevaluatedPart, ...] = ()
+        if isinstance(claims, Rejection):
+            return Feasibility(
+                reasons=tuple(Reason(ReasonKind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes)
+            )
+        self.nominated = snapshot.nominated
+        self.keys = self._keys(claims)
+        resources = {*view.cache.extended, *self._extended_of(snapshot.nodes)}
+        filters = NodeFilters(self.pod, list(snapshot.nodes), snapshot.namespaces, claims.by_class, resources)
+        of_nodes = NodeKeys(filters, claims, self.keys, snapshot.nominated)
+        keys = {n.name: of_nodes.of(n) for n in snapshot.nodes}
+        cycle = Cycle(self._without_nomination(), snapshot, claims, RepresentativeAllocator(self.keys, view, LIMIT))
+        error = ""
+        try:
+            feasible = cycle.feasible(len(keys), without=repeated(snapshot.nodes, keys))
+            fitting = {keys[n.name] for n in feasible}
+            unevaluated = self._unevaluated(claims, feasible)
+        except SchedulerError as e:
+            fitting, error = set(), str(e)
+        self.deadline = time.monotonic() + TRIALS_LIMIT
+        rejected = {keys[name]: rejection for name, rejection in cycle.rejected.items()}
+        found: dict[Hashable, list[NodeReasons]] = {}
+        results = []
+        for node in self._in_order(snapshot.nodes):
+            key = keys[node.name]
+            alike = found.setdefault(key, [])
+            if len(alike) < EXAMPLES:  # details that name claims differ between equal nodes
+                fits = key in fitting
+                alike.append(
+                    NodeReasons(node.name, True) if fits else self._examine(node, claims, filters, rejected.get(key))
+                )
+                results.append(alike[-1])
+            else:
+                results.append(NodeReasons(node.name, alike[0].fits, alike[0].faults, alike[0].requests))
+        folded = fold(results)
+        nodes = {n.name: n for n in snapshot.nodes}
+        changes = () if error or not self.tries else tuple(self._changes(folded, claims, nodes))
+        reasons = (self._fatal(error, claims),) if error else ()
+        if self.untried:
+            notes.append(_UNTRIED_NODES)
+        return Feasibility(tuple(g for g, _ in folded), changes, reasons, tuple(notes), unevaluated)
+
+    def _unevaluated(self, claims: PodClaims, feasible: Iterable[NodeInfo]) -> tuple[UnevaluatedPart, ...]:
+        """Returns the parts of chosen devices that were not evaluated; empty if the devices of one node have no such part."""
+        found: dict[UnevaluatedPart, None] = {}
+        for node in feasible:
+            offer = claims.offers.get(node.name)
+            results = [r for a in (offer.results if offer else ()) for r in results_of({"status": {"allocation": a}})]
+            of_node: list[UnevaluatedPart] = []
+            for result in results:
+                slices = self.view.slices.by_pool.get((result["driver"], result["pool"]), ())
+                of_node += not_evaluated_of_device(self.view.snapshot, slices, str(result["device"]))
+            if not of_node:
+                return ()
+            found.update(dict.fromkeys(of_node))
+        return merged(found)
+
+    def _extended_of(self, nodes: Sequence[NodeInfo]) -> Set[str]:
+        """Returns the extended resources of all nodes, which are found once for all pods."""
+        found: Set[str] | None = self.view.found.get("extended")
+        if found is None:
+            found = self.view.found["extended"] = {r for n in nodes for r in n.allocatable if is_extended(r)}
+        return found
+
+    def _in_order(self, nodes: Sequence[NodeInfo]) -> Iterable[NodeInfo]:
+        """Returns the nodes in the order of their names, which is found once for all pods."""
+        order: list[str] | None = self.view.found.get("names")
+        if order is None:
+            order = self.view.found["names"] = sorted((n.name for n in nodes), key=natural)
+        by_name = {n.name: n for n in nodes}
+        return (by_name[name] for name in order)
+
+    def _without_nomination(self) -> PodInfo:
+        """Returns the pod without its nominated node, so that the other nodes are examined too."""
+        status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
+        return pod_info.read({**self.pod.pod, "status": status})
+
+    def _fatal(self, error: str, claims: PodClaims) -> Reason:
+        """Builds the reason for an error that ends the scheduler's search on all nodes."""
+        message = error.partition("filter plugin: ")[2] or error
+        kind = next((k for words, k in _FATAL.items() if words in message), ReasonKind.OTHER)
+        change = _REMEDIES.get(kind, "repair the cause that the message names")
+        if kind is ReasonKind.SELECTOR_ERROR and (found := self._failing(claims, message)):
+            where, fault = found
+            message, change = fault.text, f"{fault.change} (seen at {where})"
+            if unpublished := self._unpublished(claims, fault.subject):
+                change = f"correct the selector: {unpublished} For devices that come later: {fault.change}"
+        return Reason(kind, f"the scheduler ends with an error for all nodes: {message}", change)
+
+    def _failing(self, claims: PodClaims, message: str) -> request_reasons.Place | None:
+        """Returns a device for which the selector in the scheduler's message cannot be evaluated."""
+        for node in self.view.cache.snapshot().nodes:
+            there = NodeDevices(self.view, node)
+            for where, fault in request_reasons.failing(there, self._open(node, claims), self.view.cache.classes):
+                if fault.subject in message:
+                    return where, fault
+        return None
+
+    def _unpublished(self, claims: PodClaims, error: str) -> str:
+        """Returns a sentence if no device of the cluster has the key that the selector lacks, because the name is probably wrong."""
+        names = KnownNames(self.view.snapshot.slices).names
+        requests = [one for c in claims.claims if not is_allocated(c) for _, one in named_requests(c["spec"])]
+        specs = [*requests, *(self.view.cache.classes[one["deviceClassName"]]["spec"] for one in requests)]
+        for expression in (s["cel"]["expression"] for spec in specs for s in spec.get("selectors") or []):
+            for kind, domain, name in mentions(expression):
+                of_domain = names.get(domain, {}).get(kind, set())
+                if name and name not in of_domain and error.endswith(f": {name}"):
+                    hint = did_you_mean(name, of_domain) if domain in names else suggestion(domain, names)
+                    return f'no device of the cluster has {name} in device.{kind}["{domain}"]{hint or "."}'
+        return ""
+
+    # --- one node -------------------------------------------------------------------------------
+
+    def _examine(
+        self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, rejection: Rejection | None
+    ) -> NodeReasons:
+        faults = [*filters.faults(node)]
+        faults += self._with_nominated(node, filters, {f.text for f in faults})
+        faults += self._allocated_for_others(node, claims)
+        wanted = self._open(node, claims)
+        requests = self._requests(node, wanted, claims) if wanted else []
+        enough = all(any(option.enough for option in options) for options in requests)
+        if rejection and enough and not faults:
+            faults = self._together(node, wanted, rejection, claims)
+        elif requests and not enough and self._never_together(node, wanted, requests, claims):
+            faults.append(_NEVER_TOGETHER)
+        return NodeReasons(node.name, False, faults, requests)
+
+    def _keys(self, claims: PodClaims) -> DeviceKeys:
+        classes = self.view.cache.classes
+        unallocated = [c for c in claims.claims if not is_allocated(c)]
+        used = {str(one["deviceClassName"]) for c in unallocated for _, one in named_requests(c["spec"])}
+        used |= set(claims.by_class.values())
+        selected = of_selectors([*unallocated, *(classes[name] for name in used if name in classes)])
+        return device_keys(self.view, selected, of_constraints(unallocated), claims.claims)
+
+    def _requests(self, node: NodeInfo, wanted: Sequence[JSON], claims: PodClaims) -> Requests:
+        """Returns the reasons of the node's devices; the same object for nodes with equal devices.
+
+        If details name claims, a few such nodes are examined themselves, because each is an example.
+        """
+        found: list[Requests] = self._once("requests", node, claims, list)
+        if not found or (len(found) < EXAMPLES and _names_claims(found[0])):
+            devices, resources = NodeDevices(self.view, node), self._resources(node, claims)
+            found.append(request_reasons.examine(devices, wanted, self.view.cache.classes, resources))
+            return found[-1]
+        return found[0]
+
+    def _once(self, what: Hashable, node: NodeInfo, claims: PodClaims, make: Callable[[], T]) -> T:
+        """Returns the result of ``make``, or the result for another node whose devices are equal."""
+        key = self.keys.of(node)
+        if key is None:
+            return make()
+        known = (what, key, *(bool(node.allocatable.get(r)) for r in claims.by_class))
+        if known not in self.examined:
+            self.examined[known] = make()
+        found: T = self.examined[known]
+        return found
+
+    def _with_nominated(self, node: NodeInfo, filters: NodeFilters, known: Set[str]) -> Iterator[DeviceFault]:
+        """Yields the reasons that a node has only because of pods that the scheduler has nominated to the node."""
+        first = [
+            p for p in self.nominated.get(node.name, ()) if p.uid != self.pod.uid and p.priority >= self.pod.priority
+        ]
+        for other in first:
+            node = node.with_pod(other)
+        counting = f", counting {join_names(f'pod {p.key}' for p in first)}, which the scheduler has nominated to it"
+        for fault in filters.faults(node) if first else ():
+            if fault.text not in known:
+                yield replace(fault, text=fault.text + counting)
+
+    def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
+        """Returns the claims that would have to be allocated on a node."""
+        wanted = [c for i, c in enumerate(claims.claims) if not is_allocated(c) and not claims.is_extended(i)]
+        missing = self._missing(node, claims)
+        if claims.extended is not None and extended.is_draft(claims.extended) and missing:
+            wanted.append(extended.for_node(claims.extended, self.pod, missing)[0])
+        return wanted
+
+    @staticmethod
+    def _missing(node: NodeInfo, claims: PodClaims) -> dict[str, str]:
+        """Returns the extended resources that devices have to provide on a node, with their classes."""
+        return {r: c for r, c in claims.by_class.items() if not node.allocatable.get(r)}
+
+    def _resources(self, node: NodeInfo, claims: PodClaims) -> dict[str, tuple[str, str]]:
+        """Returns the extended resource and the containers of each request of the draft claim."""
+        _, mappings = extended.requests_of(self.pod, self._missing(node, claims))
+        return request_reasons.extended_resources(mappings)
+
+    def _allocated_for_others(self, node: NodeInfo, claims: PodClaims) -> Iterator[DeviceFault]:
+        for claim in claims.claims:
+            if not is_allocated(claim):
+                continue
+            selector = claim["status"]["allocation"].get("nodeSelector")
+            if selector is not None and not node_selectors.selector_matches(node.node, selector):
+                users = ", ".join(u for u in users_of(claim)[:3])
+                text = f"claim {name_of(claim)} is allocated for other nodes, and {users or 'no pod'} uses it there"
+                change = f"the pod has to run where claim {claim['metadata']['name']} is, or needs a claim of its own"
+                if not users:
+                    change = "the scheduler removes the allocation and tries again"
+                yield DeviceFault(ReasonKind.CLAIM_ON_OTHER_NODE, text, change)
+
+    def _together(
+        self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection, claims: PodClaims
+    ) -> list[DeviceFault]:
+        """Returns reasons why the node refuses the pod although each request alone could be satisfied."""
+        if "timed out" in rejection.reasons[0]:
+            return [_TIMED_OUT]
+        if rejection.plugin is not Plugin.DEVICES or not wanted:
+            return [DeviceFault(ReasonKind.OTHER, why, "") for why in rejection.reasons]
+        if time.monotonic() > self.deadline:
+            return [NOT_TOGETHER]
+        return self._once(
+            "together", node, claims, lambda: list(WhatIf(NodeDevices(self.view, node), wanted).together())
+        )
+
+    def _never_together(self, node: NodeInfo, wanted: Sequence[JSON], requests: Requests, claims: PodClaims) -> bool:
+        """Returns whether the devices do not suffice for all requests, also if other claims release all their devices.
+
+        Only for requests that depend on each other and that wait for other claims. For a single request, its own reasons say it.
+        """
+        depend = len(requests) > 1 or any((c["spec"].get("devices") or {}).get("constraints") for c in wanted)
+        short = [o for options in requests if not any(o.enough for o in options) for o in options]
+        if not depend or time.monotonic() > self.deadline:
+            return False
+        if not all(any(request_reasons.waits_for_claims(f) for _, f in o.faults) for o in short):
+            return False
+        own = {str(c["metadata"].get("uid")) for c in claims.claims} | self.view.kept
+        trial = WhatIf(NodeDevices(self.view, node), wanted, own)
+        found: bool = self._once("never", node, claims, lambda: not trial.fits_alone())
+        return found
+
+    # --- suggested changes ----------------------------------------------------------------------
+
+    def _changes(
+        self, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
+    ) -> Iterator[SuggestedChange]:
+        found: dict[str, list[tuple[str, Enough]]] = {}
+        failing: dict[str, bool] = {}
+        nearest: dict[str, int] = {}  # the distance of the nearest node that a change helps
+        # Takes one node of each group in turn, so that each group is tried before the time is over.
+        in_turn = chain.from_iterable(zip_longest(*([(g, m) for m in members] for g, members in folded)))
+        for group, result in filter(None, in_turn):
+            if result.fits:
+                continue
+            if time.monotonic() > self.deadline:
+                self.untried = True
+                break
+            node = nodes[result.node]
+            reasons = tuple((f.kind, f.text, f.change) for f in result.faults)
+            for change in self._once(reasons, node, claims, partial(self._tried, result, claims, node)):
+                if change.text not in failing:
+                    failing[change.text] = self._ends_in_error(change, folded, claims, nodes)
+                if not failing[change.text]:
+                    found.setdefault(change.text, []).append((result.node, change))
+                    away = distance(group)
+                    nearest[change.text] = min(away, nearest.get(change.text, away))
+        most: dict[str, Any] = {}
+        for what, amount in (where[0][1].less for where in found.values() if where[0][1].less):
+            most[what] = max(amount, most.get(what, amount))
+        for text, where in sorted(found.items(), key=lambda item: (nearest[item[0]], -len(item[1]))):
+            if (less := where[0][1].less) and less[1] != most[less[0]]:
+                continue  # on another node, a smaller reduction is enough
+            place, first = where[0]
+            example = f"{place}: {first.example}" if first.example else place
+            yield SuggestedChange(text, len(where), example, first.command)
+
+    def _tried(self, result: NodeReasons, claims: PodClaims, node: NodeInfo) -> list[Enough]:
+        return list(self._enough(result, claims, node))
+
+    def _ends_in_error(
+        self,
+        change: Enough,
+        folded: Sequence[tuple[NodeGroup, list[NodeReasons]]],
+        claims: PodClaims,
+        nodes: Mapping[str, NodeInfo],
+    ) -> bool:
+        """Returns whether, after a change, an error on one node ends the scheduler's search. True if no time is left to check."""
+        if change.claims is None and not change.removes:
+            return False
+        for result in (member for _, members in folded for member in members):
+            refused = {f.text for f in result.faults if f.kind not in OF_DEVICES}
+            if refused - {change.removes} or (not refused and change.claims is None):
+                continue  # the scheduler does not search the node, or has searched it for the same claims
+            if time.monotonic() > self.deadline:
+                self.untried = True
+                return True
+            node = nodes[result.node]
+            wanted = self._open(node, claims) if change.claims is None else change.claims
+            trial = WhatIf(NodeDevices(self.view, node), wanted)
+            if self._once(("error", change.text), node, claims, trial.ends_in_error):
+                return True
+        return False
+
+    def _enough(self, result: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[Enough]:
+        """Yields changes, each of which alone would let the pod fit on the node."""
+        short = [options for options in result.requests if not any(o.enough for o in options)]
+        of_node = [f for f in result.faults if f.kind not in OF_DEVICES]
+        wanted = self._open(node, claims)
+        own = {str(c["metadata"].get("uid")) for c in claims.claims} | self.view.kept
+        trials = WhatIf(NodeDevices(self.view, node), wanted, own)
+        if of_node:
+            tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
+            if len(result.faults) == 1 and not short and tried:
+                fault = of_node[0]
+                removes = "" if fault.kind is ReasonKind.CORDONED else fault.text
+                most = fault.subject if fault.kind is ReasonKind.RESOURCES else ""
+                yield Enough(fault.change, most, command=fault.command_on(node.name), removes=removes)
+            return
+        if not wanted:
+            return
+        faults = [*result.faults, *(f for options in result.requests for o in options for _, f in o.faults)]
+        distinct = {(f.kind, f.text): f for f in faults}.values()
+        yield from {change.text: change for fault in distinct for change in trials.enough(fault)}.values()
+        for option in (option for options in short or result.requests for option in options):
+            if time.monotonic() > self.deadline:
+                self.untried = True
+                return
+            yield from trials.fewer(option)
+
+
+def _names_claims(requests: Requests) -> bool:
+    return any(f.of_node for options in requests for option in options for _, f in option.faults)
+
+
+_NEVER_TOGETHER = DeviceFault(
+    ReasonKind.COMPETITION,
+    "the devices do not suffice for all requests together, also when other claims release their devices",
+    "ask for fewer devices, or add devices",
+)
+_TIMED_OUT = DeviceFault(
+    ReasonKind.TIMEOUT,
+    f"it was not determined within {LIMIT:g} s whether there are devices for the claims; the scheduler stops after {TIME_LIMIT:g} s",
+    "use fewer alternatives, constraints or partitions",
+)
+_UNTRIED_NODES = f"changes were not tried on all nodes, because that took more than {TRIALS_LIMIT:g} s"
+_UNTRIED = {ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.EXTENDED}  # the devices after such a change are not known

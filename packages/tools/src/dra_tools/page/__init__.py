@@ -1,0 +1,1 @@
+"""The page of `dra dev`, with the content of `dra top`."""

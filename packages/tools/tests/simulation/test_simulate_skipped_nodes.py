@@ -1,0 +1,74 @@
+"""Simulate skips a node that refused an earlier pod of a workload only if the node also refuses the next pod."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from random import Random
+
+import pytest
+
+from dra_devkit.scheduling.framework.cycle import Cycle
+from dra_devkit.scheduling.framework.node_info import NodeInfo
+from dra_kubeletplugin.base.json_types import JSON
+from dra_tools import Snapshot, simulate
+from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
+
+_SHARED = dra(
+    "ResourceClaim", "shared", {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}
+)
+
+
+def _cluster(r: Random) -> Iterator[JSON]:
+    yield CLASS
+    for i in range(6):
+        name = f"n{i}"
+        yield node(name, labels={"zone": r.choice("xyz"), "host": name})
+        if names := [f"g{k}" for k in range(r.choice([0, 1, 2, 3]))]:
+            yield pool(name, *map(gpu, names))
+            if r.random() < 0.3:
+                yield allocated_claim(f"h{i}", name, names[0])
+        if r.random() < 0.4:
+            placed = pod(name=f"p{i}", nodeName=name, resources={"requests": {"cpu": r.choice("37")}})
+            placed["metadata"]["labels"] = {"app": r.choice("ab")}
+            yield placed
+    if r.random() < 0.3:
+        wide = pool("wide", gpu("w0"), gpu("w1"))
+        del wide["spec"]["nodeName"]
+        yield {**wide, "spec": {**wide["spec"], "allNodes": True}}
+    yield _SHARED
+
+
+def _workload(r: Random, name: str) -> JSON:
+    entries = [{"name": "own", "resourceClaimTemplateName": "t"}, {"name": "shared", "resourceClaimName": "shared"}]
+    container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": r.choice("124")}}}
+    spec: JSON = {
+        "containers": [container],
+        "resourceClaims": r.choice([entries[:1], entries[:1], entries[1:], entries]),
+    }
+    term = {"labelSelector": {"matchLabels": {"app": r.choice("ab")}}, "topologyKey": r.choice(["host", "zone"])}
+    if r.random() < 0.5:
+        spread = {**term, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+        spec["topologySpreadConstraints"] = [spread]
+    if r.random() < 0.4:
+        kind = r.choice(["podAffinity", "podAntiAffinity"])
+        spec["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    if r.random() < 0.2:
+        container["ports"] = [{"hostPort": 80, "containerPort": 80}]
+    template = {"metadata": {"labels": {"app": name}}, "spec": spec}
+    replicas = {"replicas": r.randint(2, 8), "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": replicas}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_simulation_equals_one_that_skips_no_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = Random(seed)
+    snapshot = Snapshot.of(_cluster(r))
+    manifests = [dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]}), *(_workload(r, name) for name in "ab")]
+    simulation = simulate(snapshot, manifests, fill=True)
+    feasible = Cycle.feasible
+
+    def all_feasible(self: Cycle, enough: int | None = None, *, without: Collection[str] = ()) -> list[NodeInfo]:
+        return feasible(self, enough)
+
+    monkeypatch.setattr(Cycle, "feasible", all_feasible)
+    assert simulate(snapshot, manifests, fill=True) == simulation

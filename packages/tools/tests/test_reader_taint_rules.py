@@ -1,0 +1,141 @@
+"""The analysis reads and watches DeviceTaintRules in the version that the API server serves, with and without permission to list them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.errors import ForbiddenError
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES, TAINT_RULES, TEMPLATES
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_tools import ExplanationState, explain, overview, take
+from dra_tools.doctor import Level, cluster, published
+from dra_tools.reader import served_rules
+from dra_tools.usage.rows import DeviceUse
+from dra_tools.watcher import ClusterWatcher
+from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
+from tests.helpers.waiting import wait_until
+
+SPEC = {"deviceSelector": {"device": "d0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
+NODE = {
+    "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}},
+}  # fmt: skip
+RELEASES = {
+    "v1": Features.of("1.37"),
+    "v1beta2": Features.of("1.36", {"DRADeviceTaintRules": True}, {"resource.k8s.io/v1beta2": True}),
+    "": Features.of("1.36"),
+}
+
+
+@contextlib.asynccontextmanager
+async def running_server(version: str) -> AsyncIterator[KubeClient]:
+    server = ApiServer(features=RELEASES[version])
+    await server.start()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.close)
+        client = await stack.enter_async_context(KubeClient(server.config))
+        server.storage.put("nodes", NODE)  # the server adds the not-ready taint to a node that a client creates
+        objects: list[tuple[Resource, JSON]] = [(CLASSES, device_class()), (SLICES, slice_of("node-1", ["d0"]))]
+        objects += [(CLAIMS, claim("c", claim_spec())), (PODS, pod("p", claims=["c"]))]
+        for resource, obj in objects:
+            await client.create(resource, obj, "default" if resource.namespaced else "")
+        yield client
+
+
+async def create_rule(client: KubeClient, version: str) -> None:
+    resource = Resource(TAINT_RULES.group, version, TAINT_RULES.plural)
+    await client.create(resource, {"kind": "DeviceTaintRule", "metadata": {"name": "recall"}, "spec": SPEC})
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_take_reads_rules_in_the_version_that_the_cluster_serves(version: str) -> None:
+    async with running_server(version) as client:
+        served = await served_rules(client)
+        assert (served.version if served else "") == version
+        assert explain(await take(client), "p").state is ExplanationState.FITS
+        if version:
+            await create_rule(client, version)
+            assert "example.com/recall" in explain(await take(client), "p").summary
+        assert not (await take(client)).gaps
+
+
+async def test_a_live_overview_follows_the_creation_and_deletion_of_a_rule() -> None:
+    async with running_server("v1beta2") as client:
+        watcher = ClusterWatcher(client)
+        await watcher.start()
+        task = asyncio.create_task(watcher.run())
+
+        def device_use() -> DeviceUse:
+            return overview(watcher.snapshot()).devices[0].use
+
+        try:
+            await watcher.wait_listed()
+            assert device_use() is DeviceUse.FREE
+            await create_rule(client, "v1beta2")
+            await wait_until(lambda: device_use() is DeviceUse.UNAVAILABLE, "the rule to apply")
+            await client.delete(Resource(TAINT_RULES.group, "v1beta2", TAINT_RULES.plural), "recall")
+            await wait_until(lambda: device_use() is DeviceUse.FREE, "the rule to end")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_without_permission_to_list_rules_the_state_of_a_pod_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_server("v1") as client:
+        page = client.page
+
+        async def refuse_rules(resource: Resource, *args: Any, **kwargs: Any) -> Any:
+            if resource.plural == TAINT_RULES.plural:
+                raise ForbiddenError("403")
+            return await page(resource, *args, **kwargs)
+
+        monkeypatch.setattr(client, "page", refuse_rules)
+        with pytest.raises(ApiError):
+            await client.page(TAINT_RULES)
+        found = explain(await take(client), "p")
+        assert found.state is ExplanationState.UNKNOWN
+        assert "cannot list devicetaintrules" in found.gaps[0].why
+
+
+async def test_take_reads_templates_of_all_namespaces() -> None:
+    async with running_server("") as client:
+        await client.create(Resource("", "v1", "namespaces"), {"metadata": {"name": "other"}})
+        template_object = template("t")
+        template_object["metadata"].pop("namespace", None)
+        await client.create(TEMPLATES, template_object, "other")
+        (found,) = (await take(client, "default")).templates
+        assert found["metadata"]["namespace"] == "other"
+
+
+async def test_the_doctor_names_the_rule_of_a_taint() -> None:
+    async with running_server("v1beta2") as client:
+        await create_rule(client, "v1beta2")
+        (found,) = [f async for f in published.look(client)]
+        assert "d0 of toy.example.com has example.com/recall:NoSchedule of DeviceTaintRule recall" in found.text
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_the_doctor_checks_the_permission_for_rules_if_the_server_serves_them(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_server(version) as client:
+        call = client.call
+
+        async def refuse_rules(method: str, path: str, body: Any = None, **kwargs: Any) -> JSON:
+            if path.endswith("/selfsubjectaccessreviews"):
+                return {"status": {"allowed": body["spec"]["resourceAttributes"]["resource"] != TAINT_RULES.plural}}
+            response: JSON = await call(method, path, body, **kwargs)
+            return response
+
+        monkeypatch.setattr(client, "call", refuse_rules)
+        (found,) = [f async for f in cluster.look(client, cluster.READER) if f.topic == "permissions"]
+        assert found.level is (Level.FAILURE if version else Level.OK)
+        assert ("devicetaintrules" in found.text) == bool(version)

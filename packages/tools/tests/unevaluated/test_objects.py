@@ -1,0 +1,129 @@
+"""Features and fields that are stored and not evaluated are named, and no result is stated that depends on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_devkit.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
+from dra_tools.unevaluated.fields import TABLE
+from dra_tools.unevaluated.objects import all_not_evaluated
+from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
+
+DERIVED = [{"name": "shared", "expression": 'device.attributes["gpu.example.com"].numa'}]
+OF_DEVICES = {
+    "nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "16"}}},
+    "nodeAllocatableResourceMappings": {"cpu": {"allocationMultiplier": "16"}},
+}
+TYPED = {"partitionTypeAttribute": "gpu.example.com/numa"}
+NODE_RESOURCES, DERIVATION = "node allocatable resources (KEP-5517)", "derived attributes (KEP-6080)"
+
+
+def first_available(**more: Any) -> JSON:
+    options = [{"name": "one", "deviceClassName": "gpu", **more}]
+    return dra("ResourceClaim", "c", {"devices": {"requests": [{"name": "r", "firstAvailable": options}]}})
+
+
+CASES: dict[str, tuple[list[JSON], str, str]] = {
+    **{name: ([pool("a", gpu("g0", **{name: value})), claim()], NODE_RESOURCES, "a-slice") for name, value in OF_DEVICES.items()},
+    "derivedAttributes": ([pool("a", gpu("g0")), claim(derivedAttributes=DERIVED)], DERIVATION, "c"),
+    "derivedAttributes of an alternative": ([pool("a", gpu("g0")), first_available(derivedAttributes=DERIVED)], DERIVATION, "c"),
+    "constraint on a derived attribute": (
+        [pool("a", gpu("g0")), claim(constraints=[{"matchAttribute": "shared"}], derivedAttributes=DERIVED)], DERIVATION, "c",
+    ),
+    "field of a later release of a claim": ([pool("a", gpu("g0")), claim(newField=1)], "spec.devices.requests[0].exactly.newField", "c"),
+    "field of a later release of a device": ([pool("a", gpu("g0", newField=1)), claim()], "spec.devices[0].newField", "a-slice"),
+}  # fmt: skip
+
+
+def objects(case: str) -> list[JSON]:
+    return [CLASS, node("a"), pod("c"), *CASES[case][0]]
+
+
+def test_each_field_of_the_table_has_a_case() -> None:
+    used = {field for rows, _, _ in CASES.values() for o in rows for field in _keys(o)} | TYPED.keys()
+    assert {row.path.rpartition(".")[2] for row in TABLE} <= used
+
+
+def _keys(value: Any) -> set[str]:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {*(value if isinstance(value, dict) else ()), *(key for item in items for key in _keys(item))}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_explain_names_the_feature_and_states_no_result(case: str) -> None:
+    _, feature, name = CASES[case]
+    found: Explanation = explain(Snapshot.of(objects(case)), "p")
+    [part] = found.unevaluated
+    assert found.state is ExplanationState.UNKNOWN
+    assert feature in part.why and "not evaluated" in str(part) and name in part.subject
+    assert feature in found.summary and found.changes == ()
+
+
+def test_a_node_whose_devices_are_evaluated_decides_that_the_pod_fits() -> None:
+    mapped = pool("a", gpu("g0", nodeAllocatableResources=OF_DEVICES["nodeAllocatableResources"]))
+    found = explain(Snapshot.of([CLASS, node("a"), node("b"), mapped, pool("b", gpu("g0")), claim(), pod("c")]), "p")
+    assert (found.state, found.unevaluated) == (ExplanationState.FITS, ())
+
+
+def test_a_pod_that_fits_nowhere_waits_although_a_device_is_not_evaluated_wholly() -> None:
+    mapped = pool("a", gpu("g0", nodeAllocatableResources=OF_DEVICES["nodeAllocatableResources"]))
+    found = explain(Snapshot.of([CLASS, node("a"), mapped, claim(count=2), pod("c")]), "p")
+    assert found.state is ExplanationState.WAITS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_top_names_each_feature_once_and_says_no_success(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, feature, name = CASES[case]
+    notes = [note for note in overview(Snapshot.of(objects(case))).notes if feature in note]
+    assert len(notes) == 1 and name in notes[0] and "not evaluated" in notes[0]
+    (tmp_path / "all.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(case)}))
+    assert main(["top", "-f", str(tmp_path / "all.json")]) == 3
+    assert main(["explain", "-f", str(tmp_path / "all.json")]) == 3
+    assert feature in capsys.readouterr().out
+
+
+# A claim in manifests is validated, so a field that is not known is refused.
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"field of a later release of a claim"}))
+def test_simulate_names_the_feature_and_states_no_result(case: str) -> None:
+    _, feature, _ = CASES[case]
+    snapshot = Snapshot.of([o for o in objects(case) if o["kind"] not in {"Pod", "ResourceClaim"}])
+    request = CASES[case][0][1]["spec"]["devices"]
+    constraints = [{"matchAttribute": "example.com/shared"}] if request.get("constraints") else []
+    template = dra("ResourceClaimTemplate", "t", {"spec": {"devices": {**request, "constraints": constraints}}})
+    entry = {"name": "e", "resourceClaimTemplateName": "t"}
+    spec = {"containers": [{"name": "m", "image": "x"}], "resourceClaims": [entry]}
+    found = simulate(snapshot, [template, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}])
+    assert any(feature in part.why for part in found.unevaluated), found
+    assert not found.known
+
+
+def test_slices_of_one_driver_with_the_same_feature_are_one_line() -> None:
+    slices = [pool(name, gpu("g0"), **TYPED) for name in "abc"]
+    [part] = all_not_evaluated(Snapshot.of(slices))
+    assert str(part) == (
+        "not evaluated: ResourceSlice a-slice and 2 more slices of its driver: types of partitions (KEP-5677)"
+    )
+
+
+async def test_doctor_names_features_of_slices_and_says_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features = Features.of("1.37", {"DRAPartitionableDevicesType": True})
+    async with LocalCluster([], features=features) as cluster:
+        await cluster.apply(node("a"), pool("a", gpu("g0"), **TYPED))
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        assert await asyncio.to_thread(main, ["doctor", "--no-host", "-o", "json"]) == 3
+    [found] = [f for f in json.loads(capsys.readouterr().out)["findings"] if "KEP-5677" in f["text"]]
+    assert (found["level"], found["topic"]) == ("unknown", "slices")
+    assert found["text"] == "not evaluated: ResourceSlice a-slice: types of partitions (KEP-5677)"

@@ -1,0 +1,203 @@
+"""The files of the records: how they are written, and how they are read.
+
+A file is never changed in place: its successor is written under a temporary name, synced if it must survive a power failure, and renamed.
+A synced file has a second name, ``.<uid>.synced``, which stays when a write that is not synced replaces the file. After a power failure
+it is used in place of a file whose data was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ...base.files import UnsuitableFileError, create_file, read_file
+from ...base.flock import FileLock
+from ...base.threads import Threads
+from ...cdi.directory import is_uid, naming_path_in_errors, remove_file, write_all
+from ...errors import RecordsBusyError, RecordsError, describe, printable
+from .records import NODE_FILE, SUFFIX, uid_of
+
+LOCK = "lock"
+_SYNCS = 8  # files that are synced at the same time
+_SYNCED_ALONE = 2  # files of a batch that need no further thread
+TEMPORARY, SYNCED = ".new", ".synced"
+
+
+class Seen(NamedTuple):
+    """How a file was when it was last read or written. A file that is replaced gets another inode."""
+
+    inode: int
+    modified: int
+    size: int
+
+
+class RecordFiles:
+    """Writes files in the folder at ``path``. All methods block; one thread uses them, which has the lock of the records."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._threads = Threads(_SYNCS, "records sync")
+
+    def replace(self, files: Mapping[str, bytes | None], order: Iterable[str], *, sync: bool) -> dict[str, Seen]:
+        """Writes the files that are not None, and removes the others, in this order. Returns how the written ones are.
+
+        Raises ``OSError``. Some of the files may be replaced then.
+        """
+        written = self.write_temporary(files, sync=sync)
+        try:
+            for name in order:
+                if files[name] is None:
+                    remove_claim(self.path, name)
+                else:
+                    os.rename(self._temporary(name), f"{self.path}/{name}")
+                    if sync and name != NODE_FILE:
+                        self.keep_synced(name)
+            if sync:
+                sync_folder(self.path)
+        except BaseException:
+            self.remove_temporary(written)
+            raise
+        return written
+
+    def _temporary(self, name: str) -> str:
+        return temporary_path(self.path, name)
+
+    def _temporary_link(self, name: str) -> str:
+        return f"{self._temporary(name)}{TEMPORARY}"
+
+    def write_temporary(self, files: Mapping[str, bytes | None], *, sync: bool) -> dict[str, Seen]:
+        """Writes the files that are not None under temporary names. Returns how they are. Raises ``OSError``; then it has removed them."""
+        fds: dict[str, int] = {}
+        try:
+            for name, data in files.items():
+                if data is not None:
+                    with naming_path_in_errors(f"{self.path}/{name}"):
+                        fds[name] = create_file(self._temporary(name), 0o600)
+                        write_all(fds[name], data)
+            if sync:
+                self._sync_all(list(fds.values()))
+            return {name: seen_of(os.fstat(fd)) for name, fd in fds.items()}
+        except BaseException:
+            self.remove_temporary(fds)
+            raise
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+
+    def _sync_all(self, fds: Sequence[int]) -> None:
+        """Syncs files, several at a time: a disk syncs them together. Raises ``OSError``."""
+        waiting, synced, errors = deque(fds), threading.Semaphore(0), list[OSError]()
+
+        def work() -> None:
+            with contextlib.suppress(IndexError):
+                while True:
+                    fd = waiting.popleft()
+                    try:
+                        os.fdatasync(fd)
+                    except OSError as e:
+                        errors.append(e)
+                    synced.release()
+
+        for _ in fds[_SYNCED_ALONE:]:
+            self._threads.submit(work)
+        work()  # this thread too, so that nothing waits if the machine has no thread left
+        for _ in fds:
+            synced.acquire()
+        if errors:
+            raise errors[0]
+
+    def remove_temporary(self, names: Iterable[str]) -> None:
+        for name in names:
+            for file in (self._temporary(name), self._temporary_link(name)):
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
+
+    def keep_synced(self, name: str) -> None:
+        """Links a synced file under a second name. Later writes that are not synced do not replace this one."""
+        remove_file(self._temporary_link(name))
+        try:
+            os.link(f"{self.path}/{name}", self._temporary_link(name))
+        except OSError as e:
+            if e.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+                raise
+            return  # a file system without links: after a power failure, only recover() knows the claim of a file without data
+        os.rename(self._temporary_link(name), synced_path(self.path, name))
+
+
+def is_record_file(name: str) -> bool:
+    """Whether the name is that of a claim's file or of the metadata. Other files in the folder are ignored."""
+    return name == NODE_FILE or (name.endswith(SUFFIX) and is_uid(uid_of(name)))
+
+
+def read_content(path: Path) -> bytes | None:
+    """Returns the content of a file; None if it is missing; no bytes if something else has its name, such as a pipe. Raises ``OSError``."""
+    try:
+        return read_file(path, links=False)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        if isinstance(e, UnsuitableFileError) or e.errno in {errno.EISDIR, errno.ELOOP, errno.ENXIO}:
+            return b""
+        raise
+
+
+def temporary_path(folder: Path, name: str) -> str:
+    """Returns the name under which a file is written. The next start removes what a dead process left there."""
+    return f"{folder}/.{name}{TEMPORARY}"
+
+
+def synced_path(folder: Path, name: str) -> str:
+    return f"{folder}/.{uid_of(name)}{SYNCED}"
+
+
+def remove_claim(folder: Path, name: str) -> None:
+    """Removes the file of a claim. Raises ``OSError``."""
+    remove_file(synced_path(folder, name))
+    remove_file(f"{folder}/{name}")
+
+
+def seen_of(info: os.stat_result) -> Seen:
+    return Seen(info.st_ino, info.st_mtime_ns, info.st_size)
+
+
+def sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def acquire(lock: FileLock, timeout: float) -> None:
+    """Takes the lock of the records. Raises ``OSError``, or :class:`RecordsBusyError` after ``timeout`` seconds."""
+    try:
+        lock.acquire(timeout)
+    except TimeoutError:
+        raise RecordsBusyError(
+            f"{lock.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
+        ) from None
+
+
+def as_records_error(e: Exception, path: Path) -> RecordsError:
+    """Converts an error of the file system to an error for operators."""
+    if isinstance(e, RecordsError):
+        return e
+    if isinstance(e, OSError) and e.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
+    if isinstance(e, OSError) and e.errno == errno.EROFS:
+        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write")
+    if isinstance(e, PermissionError):
+        return RecordsError(
+            f"{path} may not be read or written ({e.strerror}): see its owner and mode, and the node's security policy, such as SELinux"
+        )
+    if isinstance(e, NotADirectoryError | FileExistsError):
+        return RecordsError(
+            f"{path} is not a folder: put the folder in its place; if it is lost, remove this path, and the plugin writes its records again"
+        )
+    return RecordsError(f"{path} cannot be used: {describe(e) if not isinstance(e, OSError) else printable(e)}")

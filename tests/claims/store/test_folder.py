@@ -1,0 +1,812 @@
+"""A person, another instance or the disk changes the folder of the records: each fault leads to its repair, and no device gets a second
+holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.cdi import directory
+from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims.record import UnreadableRecord, checked_line, checked_text, encode_record
+from dra_kubeletplugin.claims.store import files
+from dra_kubeletplugin.claims.store.files import LOCK, synced_path
+from dra_kubeletplugin.claims.store.offline import forget, read_rows
+from dra_kubeletplugin.claims.store.records import DAMAGED, NODE_FILE, RECOVER, Records, file_name
+from dra_kubeletplugin.claims.store.store import Mode
+from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
+from tests.helpers.crash.record_stores import (
+    RECORDS,
+    damage_body,
+    insert,
+    instance,
+    kill,
+    make_record,
+    make_record_with_file,
+    open_store,
+)
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+
+def states(path: Path) -> dict[str, str]:
+    """Returns the state of each claim in the files, by UID."""
+    return {row.uid: str(row.state) if isinstance(row, Record) else "Unreadable" for row in read_rows(path)}
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the two lines of a claim's file without their checksums."""
+    return [msgspec.json.decode(checked_text(line) or b"") for line in file.read_bytes().splitlines()]
+
+
+async def check_held(store: RecordStore, *devices: str) -> None:
+    """Checks that each device has exactly one holder that is not superseded, in memory and in the files, and gets no second one."""
+    await store.check_files()
+    for rows in (await store.everything(), read_rows(store.path)):
+        holders = [d["device"] for row in rows if isinstance(row, Record) and not row.superseded for d in row.devices]
+        assert {device: holders.count(device) for device in devices} == dict.fromkeys(devices, 1), rows
+    for device in devices:
+        with pytest.raises(DeviceHeldError):
+            await insert(store, make_record("thief", device))
+
+
+async def recovered(store: RecordStore) -> None:
+    """Ends a recovery, as after recover() of a driver that reports no claim."""
+
+    def merge(records: Records) -> None:
+        for key in (RECOVER, DAMAGED):
+            records.clear_meta(key)
+
+    await store.do(merge)
+
+
+async def end(store: RecordStore, uid: str) -> None:
+    """Ends a claim in the order of a rollback: first its note, then its record."""
+
+    def drop(records: Records) -> None:
+        store.folder.specs.remove_note(uid)
+        records.forget(uid)
+
+    await store.do(drop)
+
+
+# --- another instance -------------------------------------------------------------------------------
+
+
+async def test_each_change_of_another_instance_is_in_the_next_transaction(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+        await store.all()
+        record = make_record("a", "d-0", State.PREPARING, other.folder.process.id)
+        await insert(other, record)
+        await check_held(store, "d-0")
+        fence, record.state, record.owner = record.fence, State.PREPARED, ""
+        assert await other.do(lambda records: records.update(record, fence))
+        found = await store.get("a")
+        assert isinstance(found, Record)
+        assert found.state is State.PREPARED
+        await end(other, "a")
+        await insert(store, make_record("b", "d-0"))
+        assert store.folder.report == other.folder.report == []
+        await check_held(other, "d-0")
+
+
+async def test_a_change_in_the_same_step_of_the_clock_by_an_instance_that_has_ended_is_seen(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        async with instance(tmp_path) as other:
+            await insert(store, make_record("a", "d-0"))
+            await insert(other, make_record("b", "d-1"))
+            modified = store.folder._modified
+            os.utime(store.path, ns=(modified, modified))
+        os.utime(store.path, ns=(modified, modified))
+        assert set(await store.held()) == {("node", "d-0"), ("node", "d-1")}
+
+
+# --- removed files ----------------------------------------------------------------------------------
+
+
+def remove_file(path: Path) -> None:
+    (path / "a.json").unlink()
+
+
+def remove_both_names(path: Path) -> None:
+    for file in (path / "a.json", Path(synced_path(path, "a.json"))):
+        file.unlink()
+
+
+def remove_all_files(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+
+
+def replace_by_an_empty_folder(path: Path) -> None:
+    path.rename(path.with_name("away"))
+    path.mkdir()
+
+
+REMOVALS = [remove_file, remove_both_names, remove_all_files, shutil.rmtree, replace_by_an_empty_folder]
+
+
+@pytest.mark.parametrize("found_by", ["the check", "a transaction", "another instance", "a restart", "a start"])
+@pytest.mark.parametrize("kind", ["with a note", "without a note", "in flight"])
+@pytest.mark.parametrize("removal", REMOVALS)
+async def test_a_removed_claim_is_written_again_as_long_as_something_shows_that_it_has_not_ended(
+    tmp_path: Path, removal: Callable[[Path], object], kind: str, found_by: str
+) -> None:
+    store = open_store(tmp_path)
+    await recovered(store)
+    if kind == "with a note":
+        record = make_record_with_file(tmp_path, "a", "d-0")
+    elif kind == "without a note":
+        record = make_record("a", "d-0")
+    else:
+        record = make_record("a", "d-0", State.PREPARING, store.folder.process.id)
+    await insert(store, record)
+    if found_by == "a start":
+        await kill(store)
+    removal(store.path)
+    match found_by:
+        case "the check":
+            await store.check_files()
+        case "a transaction":
+            await insert(store, make_record("b", "d-1"))
+        case "another instance":
+            async with instance(tmp_path) as other:
+                await insert(other, make_record("b", "d-1"))
+                await store.check_files()
+    if found_by != "a start":
+        await store.close()
+        store.folder.process.release()
+    # Without a note, only memory and the second name show that the claim has not ended.
+    is_lost = kind != "with a note" and (
+        removal is remove_both_names or (found_by == "a start" and removal is not remove_file)
+    )
+    async with instance(tmp_path) as store:
+        await store.all()
+        assert states(store.path).get("a") == (None if is_lost else str(record.state))
+        if not is_lost:
+            await check_held(store, "d-0")
+        if removal not in (remove_file, remove_both_names):
+            assert await store.recovering()
+
+
+async def test_a_claim_that_is_forgotten_while_the_plugin_runs_does_not_come_back(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+        await store.all()
+        for uid in "ab":
+            await insert(store, make_record_with_file(tmp_path, uid, f"d-{uid}"))
+        await other.all()
+        forget(store.path, 1, "a", lambda: store.folder.specs.remove_note("a"))
+        for opened in (store, other):
+            await opened.check_files()
+            assert set(await opened.held()) == {("node", "d-b")}
+        await insert(other, make_record("c", "d-a"))
+        await check_held(store, "d-a", "d-b")
+
+
+# --- a replaced folder ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["the worker", "an instance that has not seen its changes", "a start"])
+async def test_an_older_copy_of_the_folder_replaces_neither_newer_claims_nor_newer_versions(
+    tmp_path: Path, first: str
+) -> None:
+    worker, idle = open_store(tmp_path), open_store(tmp_path)
+    await recovered(worker)
+    await insert(worker, make_record_with_file(tmp_path, "ended", "d-0"))
+    await insert(worker, preparing := make_record("committed", "d-1", State.PREPARING, worker.folder.process.id))
+    await idle.all()
+    shutil.copytree(worker.path, tmp_path / "backup")
+    # These changes are not in the copy.
+    committed = make_record_with_file(tmp_path, "committed", "d-1", created=preparing.created)
+    assert await worker.do(lambda records: records.update(committed, preparing.fence))
+    await end(worker, "ended")
+    await insert(worker, make_record_with_file(tmp_path, "new", "d-0"))
+    await insert(worker, make_record("in flight", "d-2", State.PREPARING, worker.folder.process.id))
+    if first == "a start":
+        await kill(worker)
+        await kill(idle)
+    shutil.rmtree(worker.path)
+    shutil.copytree(tmp_path / "backup", worker.path)
+    if first == "a start":
+        stores = [open_store(tmp_path)]
+    else:
+        stores = [worker, idle] if first == "the worker" else [idle, worker]
+    for store in [*stores, *stores]:
+        await store.check_files()
+    for store in stores:
+        assert await store.recovering()
+        await check_held(store, "d-0", "d-1", *(() if first == "a start" else ("d-2",)))
+        rows = {row.uid: row for row in await store.all()}
+        assert {uid: str(rows[uid].state) for uid in ("new", "committed")} == dict.fromkeys(
+            ("new", "committed"), "Prepared"
+        )
+        assert "ended" not in rows or rows["ended"].superseded, (
+            "the driver must not undo it: its device has a new holder"
+        )
+        await store.close()
+        store.folder.process.release()
+
+
+async def test_a_claim_that_another_instance_has_ended_is_not_added_to_a_new_folder(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+        await store.all()
+        await insert(store, make_record_with_file(tmp_path, "prepared", "d-1"))
+        await insert(store, make_record("failed", "d-2", State.UNPREPARING))
+        await store.all()
+        for uid in ("prepared", "failed"):
+            await end(other, uid)
+        await insert(other, make_record("next", "d-2"))
+        await insert(other, make_record("in flight", "d-1", State.PREPARING, other.folder.process.id))
+        shutil.rmtree(store.path)
+        await other.check_files()
+        await store.check_files()
+        assert states(store.path) == {"in flight": "Preparing", "next": "Prepared"}
+        await check_held(store, "d-1", "d-2")
+
+
+async def test_a_folder_that_is_replaced_in_a_transaction_gets_its_changes(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+        calls = list[int]()
+
+        def operation(records: Records) -> None:
+            if not calls:
+                replace_by_an_empty_folder(store.path)
+            calls.append(1)
+            if records.read("b") is None:
+                records.insert(make_record("b", "d-1"))
+
+        await store.do(operation)
+        assert len(calls) == 2
+        assert set(states(store.path)) == {"a", "b"}
+        assert await store.recovering()
+
+
+# --- damaged files ----------------------------------------------------------------------------------
+
+
+def in_place(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return damage
+
+
+def make_socket(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(file))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda file: file.write_bytes(b""),
+    "garbage": lambda file: file.write_bytes(os.urandom(8192)),
+    "a wrong byte": lambda file: file.write_bytes(file.read_bytes().replace(b'"uid"', b'"uie"', 1)),
+    "half of it": lambda file: os.truncate(file, file.stat().st_size // 3),
+    "another claim": lambda file: shutil.copy(file.with_name("b.json"), file),
+    "a large file": lambda file: os.truncate(file, 1 << 30),
+    "a pipe": in_place(os.mkfifo),
+    "a socket": in_place(make_socket),
+    "a link": in_place(lambda file: file.symlink_to("b.json")),
+    "a folder": in_place(lambda file: (file / "inside").mkdir(parents=True)),
+}
+
+
+@pytest.mark.parametrize("copy", ["memory", "memory of another instance", "a note", "the last sync", "no copy"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_file_is_written_again_from_its_copy_or_set_aside(
+    tmp_path: Path, damage: Callable[[Path], object], copy: str
+) -> None:
+    first = open_store(tmp_path)
+    await recovered(first)
+    await insert(first, make_record_with_file(tmp_path, "a", "d-0") if copy == "a note" else make_record("a", "d-0"))
+    await insert(first, make_record("b", "d-1"))
+    if copy == "the last sync":
+        await first.do(lambda records: records.update(make_record("a", "d-0"), make_record("a", "d-0").fence))
+    if not copy.startswith("memory"):
+        await kill(first)
+    damage(first.path / "a.json")
+    boot = "next boot" if copy == "the last sync" else "boot"
+    store = first if copy == "memory" else open_store(tmp_path, boot=boot)
+    for _ in range(2):
+        await store.check_files()
+        if first is not store:
+            await first.check_files()
+    aside = [p.name for p in store.path.iterdir() if p.name.startswith("a.damaged-2")]
+    if copy == "no copy":
+        assert states(store.path) == {"a": "Unreadable", "b": "Prepared"}
+        assert await store.damaged() == ["a"]
+        await check_held(store, "d-1")
+        assert any("a.json was damaged and is set aside as a.damaged-" in line for line in store.folder.report)
+        async with instance(tmp_path) as later:
+            assert await later.damaged() == ["a"]
+        forget(store.path, 1, "a")
+        assert await store.damaged() == []
+    else:
+        assert states(store.path) == {"a": "Prepared", "b": "Prepared"}
+        assert await store.damaged() == []
+        await check_held(store, "d-0", "d-1")
+        assert any("it is written again" in line for line in store.folder.report + first.folder.report)
+    is_set_aside = copy in ("no copy", "memory of another instance") or (store.path / "a.json").is_dir()
+    assert bool(aside) is (is_set_aside or damage is DAMAGES["a folder"])
+    assert await store.recovering() is bool(aside)
+    assert f"dra_records_damaged_total {float(bool(aside))}".encode() in store.folder.metrics.text() or not aside
+    for opened in {first, store}:
+        await opened.close()
+        opened.folder.process.release() if opened.folder.process._lock else None
+
+
+async def test_a_file_that_is_put_back_ends_its_claim_s_damage(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+    content = (store.path / "a.json").read_bytes()
+    (store.path / "a.json").write_bytes(b"")
+    async with instance(tmp_path) as store:
+        assert await store.damaged() == ["a"]
+        (store.path / "a.json").write_bytes(content)
+        await store.check_files()
+        assert await store.damaged() == []
+        await check_held(store, "d-0")
+
+
+@pytest.mark.parametrize("change", ["damaged", "newer"])
+async def test_a_claim_whose_second_line_cannot_be_read_keeps_its_devices_until_it_is_forgotten(
+    tmp_path: Path, change: str
+) -> None:
+    async with instance(tmp_path) as store:
+        await recovered(store)
+        for uid in "ab":
+            await insert(store, make_record(uid, f"d-{uid}"))
+    if change == "damaged":
+        damage_body(store.path, "a")
+    else:
+        head, body = read_lines(store.path / "a.json")
+        head |= {"version": 2, "state": "Hibernating", "later": {"x": 1}}
+        (store.path / "a.json").write_bytes(checked_line(head) + checked_line(body | {"later": [1]}))
+    content = (store.path / "a.json").read_bytes()
+    for _ in range(2):
+        async with instance(tmp_path) as store:
+            row = await store.get("a")
+            assert isinstance(row, UnreadableRecord)
+            assert row.shown == "ns/name-a (UID a)"
+            assert set(await store.held()) == {("node", "d-a"), ("node", "d-b")}
+            with pytest.raises(DeviceHeldError, match="whose record cannot be read"):
+                await insert(store, make_record("thief", "d-a"))
+            assert await store.recovering() is False
+            await end(store, "b")
+            await insert(store, make_record("b", "d-b"))
+    assert (store.path / "a.json").read_bytes() == content
+    forget(store.path, 1, "a")
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("c", "d-a"))
+
+
+async def test_a_damaged_second_line_is_written_again_from_memory_or_the_note(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.all()
+        await insert(store, make_record_with_file(tmp_path, "a", "d-0"))
+        await insert(store, make_record("b", "d-1"))
+        damage_body(store.path, "b")
+        await store.check_files()
+        assert [r.uid for r in await store.all()] == ["a", "b"]
+        await kill(store)
+        damage_body(store.path, "a")
+    async with instance(tmp_path) as store:
+        assert [r.uid for r in await store.all()] == ["a", "b"]
+
+
+async def test_fields_of_a_newer_version_survive_each_update(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        record = make_record("a", "d-0", undo=[{"step": "s", "data": {}}])
+        await insert(store, record)
+        head, body = read_lines(store.path / "a.json")
+        later = checked_line(head | {"later": 1}) + checked_line(body | {"later": {"x": [2]}})
+        (store.path / "a.json").write_bytes(later)
+        await store.check_files()
+        for undo in ([{"step": "t", "data": {}}], []):
+            record.undo = undo
+            assert await store.do(lambda records: records.update(record, record.fence))
+            head, body = read_lines(store.path / "a.json")
+            assert (head["later"], body["later"]) == (1, {"x": [2]})
+            assert body.get("undo", []) == undo
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"{}"), in_place(os.mkdir)])
+async def test_lost_metadata_lead_to_a_recovery_and_keep_the_names_of_damaged_files(
+    tmp_path: Path, damage: Callable[[Path], object], is_running: bool
+) -> None:
+    async with instance(tmp_path) as store:
+        for uid in "ab":
+            await insert(store, make_record(uid, f"d-{uid}"))
+    (store.path / "b.json").write_bytes(b"")
+    store = open_store(tmp_path)
+    assert await store.damaged() == ["b"]
+    await store.do(lambda records: records.drop_meta(RECOVER))
+    if not is_running:
+        await kill(store)
+    damage(store.path / NODE_FILE)
+    if not is_running:
+        store = open_store(tmp_path)
+    await store.check_files()
+    assert await store.recovering()
+    assert await store.damaged() == ["b"]
+    await check_held(store, "d-a")
+    await store.close()
+    store.folder.process.release()
+
+
+async def test_other_files_in_the_folder_are_ignored_and_incomplete_ones_are_removed(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await recovered(store)
+        await insert(store, make_record("a", "d-0"))
+        await kill(store)
+    others = [
+        os.fsdecode(b"\xff.json"),
+        "a copy.json",
+        "notes.txt",
+        ".hidden.json",
+        "a.json~",
+        "a.damaged-x",
+        "x\n.json",
+    ]
+    for name in others:
+        (store.path / name).write_bytes(b"garbage")
+    for name in (".a.json.new", "._node.json.new", ".b.json.new.new", "._probe.new"):
+        (store.path / name).write_bytes(b"partial")
+    (store.path / ".folder.new").mkdir()
+    async with instance(tmp_path) as store:
+        await check_held(store, "d-0")
+        assert await store.recovering() is False
+        assert {p.name for p in store.path.iterdir()} == {
+            *others,
+            "a.json",
+            ".a.synced",
+            NODE_FILE,
+            LOCK,
+            ".folder.new",
+        }
+        assert {r.uid for r in read_rows(store.path)} == {"a"}
+        assert store.path.stat().st_mode & 0o777 == 0o700
+        assert {(store.path / n).stat().st_mode & 0o777 for n in ("a.json", ".a.synced", NODE_FILE, LOCK)} == {0o600}
+
+
+@pytest.mark.parametrize("state", ["intact", "empty", "removed"])
+@pytest.mark.parametrize("is_rebooted", [True, False])
+async def test_a_version_that_was_not_synced_is_replaced_by_the_synced_one_only_after_a_reboot(
+    tmp_path: Path, state: str, is_rebooted: bool
+) -> None:
+    record = make_record("a", "d-0", State.PREPARING, "1-dead")
+    async with instance(tmp_path) as store:
+        await store.do(lambda records: records.insert(record), Mode.SYNC)
+        fence, record.state, record.owner = record.fence, State.PREPARED, ""
+        await store.do(lambda records: records.update(record, fence))
+        await kill(store)
+    if state == "empty":
+        os.truncate(store.path / "a.json", 0)
+    elif state == "removed":
+        (store.path / "a.json").unlink()
+    async with instance(tmp_path, boot="next boot" if is_rebooted else "boot") as store:
+        await store.all()
+        expected = {"intact": "Prepared", "empty": "Preparing" if is_rebooted else "Unreadable", "removed": "Preparing"}
+        assert states(store.path) == {"a": expected[state]}
+        assert await store.damaged() == (["a"] if expected[state] == "Unreadable" else [])
+
+
+# --- two files with one device ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_of_two_files_with_one_device_the_one_with_a_note_or_the_older_keeps_it(
+    tmp_path: Path, is_running: bool
+) -> None:
+    store = open_store(tmp_path)
+    rows = [
+        make_record("old", "d-0", created=1.0),
+        make_record("new", "d-0", created=2.0),
+        make_record("ghost", "d-1", created=1.0),
+        make_record_with_file(tmp_path, "real", "d-1", created=2.0),
+        make_record("recorded", "d-2", created=1.0),
+        make_record("reported", "d-2", created=2.0, recovered=True),
+        make_record("other", "d-3", created=3.0),
+    ]
+    # It loses d-0, so it must not cost the holder of d-3 its device.
+    rows[1].devices = rows[1].devices + rows[6].devices
+    await store.all()
+    if not is_running:
+        await kill(store)
+    for row in rows:
+        (store.path / file_name(row.uid)).write_bytes(encode_record(row, row.holds()))
+    if not is_running:
+        store = open_store(tmp_path)
+    await store.check_files()
+    superseded = {row.uid: row.superseded for row in await store.all()}
+    assert {uid for uid, is_superseded in superseded.items() if is_superseded} == {"new", "ghost"}
+    assert {uid: state for uid, state in states(store.path).items() if state != "Prepared"} == dict.fromkeys(
+        ("new", "ghost"), "Unpreparing"
+    )
+    report = [line for line in store.folder.report if "two claims have one device" in line]
+    assert len(report) == 2
+    assert "two claims have one device: claim new is rolled back, and claim old keeps it" in report
+    await store.close()
+    store.folder.process.release()
+    async with instance(tmp_path) as store:
+        await store.all()
+        assert not [line for line in store.folder.report if "two claims" in line], "it is reported once"
+
+
+# --- the folder itself ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("not there"), os.mkfifo])
+async def test_something_else_in_place_of_the_folder_is_an_error_and_loses_no_claim(
+    tmp_path: Path, make: Callable[[Path], object], is_running: bool
+) -> None:
+    store = open_store(tmp_path)
+    await insert(store, make_record("a", "d-0", State.PREPARING, store.folder.process.id))
+    if not is_running:
+        await kill(store)
+    store.path.rename(tmp_path / "away")
+    make(store.path)
+    if not is_running:
+        store = open_store(tmp_path)
+    await store.check_files()
+    assert "is not a folder: put the folder in its place" in store.fault
+    with pytest.raises(RecordsError, match="is not a folder"):
+        await insert(store, make_record("b", "d-0"))
+    store.path.unlink()
+    (tmp_path / "away").rename(store.path)
+    await check_held(store, "d-0")
+    await store.close()
+    store.folder.process.release()
+
+
+async def test_the_folder_may_be_a_link_to_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / RECORDS).symlink_to(tmp_path / "disk")
+    for device in ("d-0", "d-1"):
+        async with instance(tmp_path) as store:
+            await insert(store, make_record(device, device))
+            await check_held(store, device)
+    assert set(states(tmp_path / "disk")) == {"d-0", "d-1"}
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_a_read_only_folder_is_an_error_and_frees_nothing(tmp_path: Path, is_running: bool) -> None:
+    store = open_store(tmp_path)
+    await insert(store, make_record("a", "d-0"))
+    if not is_running:
+        await kill(store)
+    path = str(store.path)
+    subprocess.run(["mount", "--bind", path, path], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
+        if not is_running:
+            store = open_store(tmp_path)
+        for change in (insert(store, make_record("b", "d-1")), end(store, "a")):
+            with pytest.raises(RecordsError, match="is read-only: mount"):
+                await change
+        assert "is read-only" in store.fault
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+    await check_held(store, "d-0")
+    await store.close()
+    store.folder.process.release()
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP])
+async def test_a_file_system_without_links_has_no_second_names(
+    tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fault(monkeypatch, "link", error)
+    for _ in range(2):
+        async with instance(tmp_path) as store:
+            await insert(store, make_record("a", "d-0"))
+            await check_held(store, "d-0")
+            assert not list(store.path.glob(".a.*"))
+            await end(store, "a")
+
+
+async def test_a_folder_without_locks_is_an_error_and_frees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+        with monkeypatch.context() as patch:
+
+            def flock(*_: Any) -> None:
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+            patch.setattr(fcntl, "flock", flock)
+            with pytest.raises(RecordsError, match="No locks available"):
+                await end(store, "a")
+        await check_held(store, "d-0")
+
+
+# --- writes that fail -------------------------------------------------------------------------------
+
+
+class Fault:
+    """Makes calls of ``os`` whose arguments contain ``text`` fail, from the ``number``-th such call on, and counts them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int, number: int = 1, text: str = "") -> None:
+        self.calls = 0
+        real = getattr(os, call)
+
+        def failing(*args: Any, **options: Any) -> Any:
+            if text in str(args):
+                self.calls += 1
+                if self.calls >= number:
+                    raise OSError(error, os.strerror(error), *args[:1])
+            return real(*args, **options)
+
+        patch.setattr(os, call, failing)
+
+
+async def test_a_full_disk_fails_only_the_claims_that_it_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("kept", "d-9"))
+        write = directory.write_all
+
+        def fail_for_large(fd: int, data: bytes) -> None:
+            if b"large" in data:
+                os.write(fd, data[:9])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(fd, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_all", fail_for_large)
+            rows = [make_record("a", "d-0"), make_record("large", "d-1"), make_record("b", "d-2")]
+            a, large, b, freed = await asyncio.gather(
+                *(insert(store, row) for row in rows), end(store, "kept"), return_exceptions=True
+            )
+        assert (a, b, freed) == (None, None, None)
+        assert isinstance(large, RecordsError)
+        assert "the disk is full: free space" in str(large)
+        assert {r.uid for r in await store.all()} == set(states(store.path)) == {"a", "b"}
+        assert not list(store.path.glob(".*.new"))
+        await insert(store, rows[1])
+
+
+@pytest.mark.parametrize("call", ["rename", "link", "fsync"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_after_a_write_of_several_files_that_fails_halfway_memory_and_files_agree(
+    tmp_path: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        for uid in "abc":
+            await insert(store, make_record(uid, f"d-{uid}"))
+
+        def change(records: Records) -> None:
+            for uid in "abc":
+                row = records.read(uid)
+                assert isinstance(row, Record)
+                fence, row.state = row.fence, State.UNPREPARING
+                records.update(row, fence)
+            records.forget("b")
+            records.insert(make_record("new", "d-b"))
+
+        with monkeypatch.context() as patch:
+            Fault(patch, call, errno.ENOSPC, number=number)
+            error = (await asyncio.gather(store.do(change, Mode.SYNC), return_exceptions=True))[0]
+        assert isinstance(error, RecordsError) or (call, number) in {("fsync", 2), ("fsync", 3)}
+        await insert(store, make_record("later", "d-later"))
+        assert {r.uid: str(r.state) for r in await store.all()} == states(store.path)
+        devices = [d["device"] for row in await store.all() for d in row.devices]
+        assert len(devices) == len(set(devices))
+        assert not list(store.path.glob(".*.new"))
+
+
+async def test_a_process_that_dies_in_a_recovery_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with instance(tmp_path) as store:
+        assert await store.recovering()
+
+        def merge(records: Records) -> None:
+            records.clear_meta(RECOVER)
+            records.insert(make_record("reported", "d-0", recovered=True))
+
+        with monkeypatch.context() as patch:
+            Fault(patch, "rename", errno.EIO, text="reported.json")
+            with pytest.raises(RecordsError):
+                await store.do(merge)
+        await kill(store)
+    async with instance(tmp_path) as store:
+        assert await store.recovering()
+
+
+# --- repairs that fail ------------------------------------------------------------------------------
+
+
+async def make_damage(folder: Path) -> None:
+    """Creates claims with each kind of loss."""
+    async with instance(folder) as store:
+        await recovered(store)
+        for uid in ("noted", "removed"):
+            await insert(store, make_record_with_file(folder, uid, f"d-{uid}"))
+        for uid in ("intact", "aside", "second"):
+            await insert(store, make_record(uid, f"d-{uid}"))
+        await kill(store)
+    for uid in ("noted", "aside"):
+        (store.path / file_name(uid)).write_bytes(b"garbage")
+    for uid in ("removed", "second"):
+        (store.path / file_name(uid)).unlink()
+
+
+async def check_repaired(folder: Path, store: RecordStore) -> None:
+    await check_held(store, "d-noted", "d-removed", "d-intact", "d-second")
+    assert await store.damaged() == ["aside"]
+    assert await store.recovering()
+    assert len(list(store.path.glob("aside.damaged-*"))) == 1
+    assert not list(store.path.glob(".*.new"))
+
+
+@pytest.mark.parametrize("then", ["it goes on", "it is killed"])
+@pytest.mark.parametrize(
+    "call", ["open", "rename", "link", "fdatasync", "fsync", "scandir", "listdir", "read", "write"]
+)
+async def test_a_repair_that_fails_at_any_call_loses_nothing_and_succeeds_later(
+    tmp_path: Path, call: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = errno.EMFILE if call in ("open", "scandir", "listdir", "read") else errno.ENOSPC
+    for number in range(1, 100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        await make_damage(folder)
+        store = open_store(folder)
+        with monkeypatch.context() as patch:
+            fault = Fault(patch, call, error, number)
+            for _ in range(2):
+                await asyncio.gather(insert(store, make_record("x", "d-x")), return_exceptions=True)
+        if then == "it is killed":
+            await kill(store)
+            store = open_store(folder)
+        await check_repaired(folder, store)
+        assert len(store.folder.report) <= 4, "each repair is reported once"
+        await store.close()
+        store.folder.process.release()
+        if fault.calls < number:
+            return
+    pytest.fail("the repair has no end")
+
+
+# --- odd UIDs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "uid", ["a/../../b", "..", "_node", "\u00fc" * 300, "x" * 5000, "a b", ".hidden", "A.damaged-1"]
+)
+async def test_a_claim_with_any_uid_that_a_driver_reports_is_kept(tmp_path: Path, uid: str) -> None:
+    record = make_record(uid, "d-0", recovered=True)
+    async with instance(tmp_path) as store:
+        await insert(store, record)
+        store.folder.specs.root.mkdir(exist_ok=True)
+        before = (store.path / file_name(uid)).read_bytes()
+        (store.path / file_name(uid)).write_bytes(b"")
+        await check_held(store, "d-0")
+        assert (store.path / file_name(uid)).read_bytes() == before
+    async with instance(tmp_path) as store:
+        row = await store.get(uid)
+        assert isinstance(row, Record)
+        fence, row.state = row.fence, State.UNPREPARING
+        assert await store.do(lambda records: records.update(row, fence))
+    assert sorted(p.parent.name for p in tmp_path.rglob("*.json")) == [RECORDS, RECORDS]
+    async with instance(tmp_path) as store:
+        assert {r.uid: str(r.state) for r in await store.all()} == {uid: "Unpreparing"}
+        await store.do(lambda records: records.forget(uid))
+        assert states(store.path) == {}

@@ -1,0 +1,119 @@
+"""Operations that arrive together share one transaction, and the end of a store waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.errors import RecordsError
+from tests.helpers.crash.record_stores import open_store
+from tests.helpers.waiting import wait_until
+
+
+class Gate:
+    """Work that a test can hold up."""
+
+    def __init__(self) -> None:
+        self.began, self.open = threading.Event(), threading.Event()
+
+    def pass_through(self) -> str:
+        self.began.set()
+        assert self.open.wait(60)
+        return "passed"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    found = open_store(tmp_path)
+    yield found
+    found.folder.process.release()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    yield found
+    found.open.set()
+
+
+async def held_up(store: RecordStore, gate: Gate) -> asyncio.Task[str]:
+    task = asyncio.create_task(store.run(gate.pass_through))
+    await wait_until(gate.began.is_set)
+    return task
+
+
+def result_of(number: int) -> int:
+    return 2 * number
+
+
+async def test_operations_during_a_batch_are_the_next_batch(store: RecordStore, gate: Gate) -> None:
+    first = await held_up(store, gate)
+    later = asyncio.gather(*(store.run(lambda n=n: result_of(n)) for n in (1, 2, 3)))  # type: ignore[misc]
+    await asyncio.sleep(0.02)
+    assert store.transactions == 1
+    gate.open.set()
+    assert (await first, await later) == ("passed", [2, 4, 6])
+    assert store.transactions == 2
+    assert await asyncio.gather(*(store.run(lambda n=n: result_of(n)) for n in (1, 2))) == [2, 4]  # type: ignore[misc]
+    assert store.transactions == 3
+
+
+async def test_each_operation_has_its_own_exception(store: RecordStore) -> None:
+    def fail() -> None:
+        raise KeyError("k")
+
+    failed, succeeded = await asyncio.gather(store.run(fail), store.run(lambda: 1), return_exceptions=True)
+    assert isinstance(failed, KeyError)
+    assert succeeded == 1
+
+
+async def test_an_exception_that_ends_programs_reaches_the_caller_and_the_thread_continues(store: RecordStore) -> None:
+    def fail() -> None:
+        raise GeneratorExit
+
+    with pytest.raises(GeneratorExit):
+        await store.run(fail)
+    assert await store.run(lambda: 1) == 1
+
+
+async def test_a_cancelled_call_affects_no_other_operation(store: RecordStore, gate: Gate) -> None:
+    first = await held_up(store, gate)
+    waiting = [asyncio.create_task(store.run(lambda n=n: result_of(n))) for n in (1, 2)]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    first.cancel()
+    waiting[0].cancel()
+    gate.open.set()
+    assert await waiting[1] == 4
+
+
+async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: RecordStore, gate: Gate) -> None:
+    first = await held_up(store, gate)
+    second = asyncio.create_task(store.run(lambda: 2))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(store.close(60))
+    await asyncio.sleep(0.02)
+    assert not closing.done()
+    gate.open.set()
+    await closing
+    assert (await first, await second) == ("passed", 2)
+    with pytest.raises(RecordsError, match="the claim records are closed, because the plugin stops"):
+        await store.run(lambda: 3)
+
+
+async def test_the_wait_of_a_close_is_bounded(store: RecordStore, gate: Gate) -> None:
+    first = await held_up(store, gate)
+    async with asyncio.timeout(30):
+        await store.close(0.01)
+    gate.open.set()
+    assert await first == "passed"
+
+
+async def test_a_store_without_use_closes_at_once_and_makes_no_file(store: RecordStore) -> None:
+    async with asyncio.timeout(30):
+        await store.close(60)
+    assert not store.path.exists()

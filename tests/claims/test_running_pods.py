@@ -1,0 +1,257 @@
+"""A claim that a user deletes while its pod runs keeps its devices until the pod ends, whatever happens to the plugin meanwhile.
+
+All of it runs over real sockets: the API server, the plugin's, and the kubelet's list of pods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, pods
+from dra_kubeletplugin.claims.running_pods import ClaimPods
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
+from tests.helpers.drivers import Toy, make_toy_class
+from tests.helpers.pod_resources import listing_pods
+
+FAST = {"reconcile_interval": 0.1, "reconcile_grace_period": 0}
+
+
+@contextlib.asynccontextmanager
+async def one_device(**settings: Any) -> AsyncIterator[DriverNode[Toy]]:
+    """A node with one device, and the namespaces of two tenants."""
+    driver = make_toy_class()
+    driver.count = 1
+    async with node_with(driver, **(FAST | settings)) as node:
+        for namespace in ("a", "b"):
+            await node.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+        yield node
+
+
+async def start(node: DriverNode[Toy], namespace: str, *, wait: bool = True) -> str:
+    """Creates a claim and a pod that uses it. Returns the UID of the claim."""
+    claim, pod = pods.claim("claim", ClaimSpec(Request())), pods.pod("pod", claims=["claim"])
+    for made in (claim, pod):
+        made["metadata"]["namespace"] = namespace
+    (created, _) = await node.api.apply(claim, pod)
+    if wait:
+        await node.api.wait_running("pod", namespace)
+    return str(created["metadata"]["uid"])
+
+
+async def delete_claim_in_use(node: DriverNode[Toy], namespace: str = "a") -> None:
+    """Deletes a claim as a user with the role `edit` can, although its pod runs."""
+    client = node.cluster.client
+    await client.patch(CLAIMS, "claim", {"metadata": {"finalizers": None}}, namespace)
+    with contextlib.suppress(Exception):
+        await node.api.delete("ResourceClaim", "claim", namespace)
+
+
+async def replace_claim_in_use(node: DriverNode[Toy]) -> None:
+    await delete_claim_in_use(node)
+    claim = pods.claim("claim", ClaimSpec(Request()))
+    claim["metadata"]["namespace"] = "a"
+    await node.api.apply(claim)
+
+
+async def deallocate_claim_in_use(node: DriverNode[Toy]) -> None:
+    found = await node.api.get("ResourceClaim", "claim", "a")
+    assert found
+    await node.cluster.client.update(CLAIMS, {**found, "status": {}}, "status")
+
+
+def calls(node: DriverNode[Toy], method: str) -> list[str]:
+    return [uid for name, uid in node.driver_class.calls if name == method]
+
+
+async def reported_or_freed(node: DriverNode[Toy], uid: str, text: str = "pod") -> None:
+    """Waits until the plugin has decided about the claim, and asserts that it keeps the device."""
+
+    async def decided() -> bool:
+        events = [e for e in await node.api.events() if e.reason == "DeletedClaimHeld" and text in e.message]
+        return bool(events) or uid in calls(node, "unprepare")
+
+    await node.api.wait("a decision about the claim", decided)
+    assert calls(node, "unprepare") == []
+    assert (await node.leftovers())["held"] == ["toy-0"]
+
+
+async def unprepared(node: DriverNode[Toy], uid: str) -> None:
+    async def done() -> bool:
+        return uid in calls(node, "unprepare")
+
+    await node.api.wait("the claim to be unprepared", done)
+
+
+def metric(node: DriverNode[Toy]) -> float:
+    (line,) = [t for t in node.plugin.metrics.text().decode().splitlines() if t.startswith("dra_deleted_claims_held ")]
+    return float(line.split()[1])
+
+
+@pytest.mark.parametrize("attack", [delete_claim_in_use, replace_claim_in_use, deallocate_claim_in_use])
+async def test_a_second_tenant_gets_the_device_only_after_the_first_pod_has_ended(
+    attack: Callable[[DriverNode[Toy]], Awaitable[None]],
+) -> None:
+    async with one_device() as node:
+        first = await start(node, "a")
+        await attack(node)
+        second = await start(node, "b", wait=False)
+        await reported_or_freed(node, first)
+        assert calls(node, "prepare") == [first]
+        assert metric(node) == 1
+        notes = await node.plugin.claims.notes()
+        assert [n for n in notes if first in n and "(pod)" in n and "stay held" in n]
+        await node.api.delete_pod("pod", "a")
+        if attack is not replace_claim_in_use:  # the new claim may get the device first
+            await node.api.wait_running("pod", "b")
+            assert calls(node, "prepare") == [first, second]
+        assert calls(node, "unprepare") == [first]
+
+
+async def test_a_second_pod_of_the_claim_and_a_pod_that_uses_it_in_an_init_container_count() -> None:
+    """The kubelet calls the plugin for the first pod of a claim only, and its list shows no claims of init containers."""
+    async with one_device() as node:
+        uid = await start(node, "a")
+        init = pods.pod("init", claims=["claim"])
+        init["metadata"]["namespace"] = "a"
+        container = init["spec"]["containers"][0]
+        init["spec"]["initContainers"] = [{**container, "name": "init"}]
+        init["spec"]["containers"] = [{"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}]
+        await node.api.apply(init)
+
+        await node.api.wait_running("init", "a")
+        await delete_claim_in_use(node)
+        await reported_or_freed(node, uid)
+        await node.api.delete_pod("pod", "a")
+        await reported_or_freed(node, uid, "(init)")
+        await node.api.delete_pod("init", "a")
+        await unprepared(node, uid)
+
+
+async def restart_plugin(node: DriverNode[Toy]) -> None:
+    await node.restart()
+
+
+async def restart_kubelet(node: DriverNode[Toy]) -> None:
+    await node.kubelet.restart()
+
+
+async def lose_checkpoint(node: DriverNode[Toy]) -> None:
+    """The kubelet forgets the claims of running pods, as after an operator has deleted a damaged checkpoint."""
+    await node.kubelet.stop()
+    (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
+    await node.kubelet.restart()
+
+
+@pytest.mark.parametrize("fault", [restart_plugin, restart_kubelet, lose_checkpoint])
+async def test_the_device_stays_held_over_restarts(fault: Callable[[DriverNode[Toy]], Awaitable[None]]) -> None:
+    async with one_device() as node:
+        uid = await start(node, "a")
+        await delete_claim_in_use(node)
+        await fault(node)
+        await reported_or_freed(node, uid)
+        await node.api.delete_pod("pod", "a")
+        await unprepared(node, uid)
+        assert (await node.leftovers())["held"] == []
+
+
+async def test_a_claim_whose_pod_ended_while_the_plugin_was_down_is_unprepared() -> None:
+    """The kubelet has lost the claim, so it does not unprepare it. Pods of other namespaces do not keep the device."""
+    async with one_device() as node:
+        uid = await start(node, "a")
+        other = pods.pod("other")
+        other["metadata"]["namespace"] = "b"
+        await node.api.apply(other)
+        await node.api.wait_running("other", "b")
+        await node.stop()
+        await node.kubelet.stop()
+        (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
+        await node.cluster.client.delete(PODS, "pod", "a", grace=0)
+        await delete_claim_in_use(node)
+        await node.kubelet.restart()
+        await node.start(**FAST)
+        await unprepared(node, uid)
+
+
+async def test_a_pod_that_waits_for_the_device_does_not_keep_it_held() -> None:
+    """The kubelet lists this pod in the namespace of the lost claim, but none of its containers has started."""
+    async with one_device() as node:
+        uid = await start(node, "a")
+        await node.stop()
+        await node.kubelet.stop()
+        (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
+        await node.cluster.client.delete(PODS, "pod", "a", grace=0)
+        await delete_claim_in_use(node)
+        await node.kubelet.restart()
+        next_claim, next_pod = pods.claim("next", ClaimSpec(Request())), pods.pod("next", claims=["next"])
+        for made in (next_claim, next_pod):
+            made["metadata"]["namespace"] = "a"
+        await node.api.apply(next_claim, next_pod)
+
+        async def bound() -> bool:
+            found = await node.api.get("Pod", "next", "a")
+            return bool(found and found["spec"].get("nodeName"))
+
+        await node.start(**FAST)
+        await node.api.wait("the pod to be bound", bound)
+        await node.api.wait_running("next", "a")
+        assert calls(node, "unprepare") == [uid]
+
+
+async def test_pods_that_start_after_the_claim_was_deleted_do_not_keep_its_device() -> None:
+    async with one_device() as node:
+        uid = await start(node, "a")
+        await delete_claim_in_use(node)
+        await reported_or_freed(node, uid)
+        later = pods.pod("later")
+        later["metadata"]["namespace"] = "a"
+        await node.api.apply(later)
+        await node.api.wait_running("later", "a")
+        node.kubelet.manager.claims.clear()  # the kubelet loses the claim, so only the plugin can unprepare it
+        await node.api.delete_pod("pod", "a")
+        await unprepared(node, uid)
+
+
+async def test_pods_that_a_kubelet_lists_only_a_while_after_its_start_keep_the_device(tmp_path: Path) -> None:
+    """Until it has read its pods from the API server, a kubelet lists none."""
+    listed: list[tuple[str, str]] = []
+    record: Any = SimpleNamespace(
+        uid="u", created=1.0, namespace="a", name="claim", shown="a/claim (UID u)", devices=[]
+    )
+    async with listing_pods(tmp_path, listed):
+        socket = tmp_path / "pod-resources" / "kubelet.sock"
+        claim_pods = ClaimPods(socket, Mock(), "node", Mock(), settles=60.0)
+        claim_pods.forget_users()  # the kubelet has registered the plugin
+        assert await claim_pods.held([record], [record]) == set()
+        listed.append(("a", "pod"))
+        assert await claim_pods.held([record], [record]) == {"u"}
+
+
+async def test_a_kubelet_that_does_not_list_its_pods_frees_nothing() -> None:
+    async with one_device() as node:
+        uid = await start(node, "a")
+        await node.kubelet.stop()
+        await delete_claim_in_use(node)
+        await reported_or_freed(node, uid, "cannot be listed at")
+        assert metric(node) == 1
+        await node.kubelet.restart()
+        await reported_or_freed(node, uid, "(pod)")
+        await node.api.delete_pod("pod", "a")
+        await unprepared(node, uid)
+
+
+async def test_a_reboot_ends_the_use_of_a_deleted_claim() -> None:
+    async with one_device() as node:
+        uid = await start(node, "a")
+        await delete_claim_in_use(node)
+        await reported_or_freed(node, uid)
+        second = await start(node, "b", wait=False)
+        await node.reboot()
+        await node.api.wait_running("pod", "b")
+        assert (calls(node, "prepare"), calls(node, "unprepare")) == ([uid, second], [uid])
