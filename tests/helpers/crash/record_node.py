@@ -46,9 +46,8 @@ class RecordNode:
         self.steps: dict[str, list[Any]] = {}
         self.stores = [self.start() for _ in range(instances)]
         end_recovery(self.stores[0])
-        for i, steps in enumerate(
-            (3, 3, 2)
-        ):  # the last claim is not prepared completely, so only its record shows its devices
+        # The last claim is not prepared completely, so only its record shows its devices.
+        for i, steps in enumerate((3, 3, 2)):
             for _ in itertools.islice(self.prepare(f"u-{i}", f"d-{i}", self.stores[-1]), steps):
                 pass  # the first instance may not have read these records yet
 
@@ -71,7 +70,12 @@ class RecordNode:
         """Does the steps of an engine: a synced record, a synced undo step, and the files together with the last change."""
         used = store or self.stores[0]
         record = make_record(uid, device, State.PREPARING, used.folder.process.id)
-        run_now(used, lambda records: records.insert(record), Mode.SYNC)
+
+        def hold(records: Records) -> None:
+            if not has_state(records, uid, State.PREPARING):  # an operation runs again after an error of the disk
+                records.insert(record)
+
+        run_now(used, hold, Mode.SYNC)
         self.holders[device] = uid
         yield
         record.undo = UNDO
@@ -81,7 +85,8 @@ class RecordNode:
 
         def commit(records: Records) -> bool:
             options: dict[str, Any] = {"created": record.created, "token": used.folder.process.id, "undo": UNDO}
-            return records.update(make_record_with_file(self.folder, uid, device, **options), record.fence)
+            prepared = make_record_with_file(self.folder, uid, device, **options)
+            return records.update(prepared, record.fence) or has_state(records, uid, State.PREPARED)
 
         assert run_now(used, commit)
         yield
@@ -105,7 +110,7 @@ class RecordNode:
             self.holders.pop(device, None)  # after this line, the record may or may not exist
             self.steps.pop(uid, None)
             self.specs(used).remove_note(uid)
-            assert records.delete(row.fence)
+            assert records.delete(row.fence) or records.read(uid) is None
 
         run_now(used, delete_record)
         yield
@@ -159,6 +164,11 @@ class RecordNode:
         assert {p.stem for p in (self.folder / "processes").iterdir()} == {
             s.folder.process.id for s in [store, *others]
         }
+
+
+def has_state(records: Records, uid: str, state: State) -> bool:
+    row = records.read(uid)
+    return isinstance(row, Record) and row.state is state
 
 
 EXPECTED: dict[object, set[str]] = {}
