@@ -1,4 +1,4 @@
-"""Claim records in a running cluster: an update, a reboot, a removed folder and a full disk, observed through kubectl."""
+"""Claim records in a running cluster, observed through kubectl: an update, a reboot, damaged and removed files, a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from dra_kubeletplugin import cli
 from tests.claims.test_claims_disk_full_or_read_only import own_disk
-from tests.helpers.crash.record_stores import remove_records
+from tests.helpers.crash.record_stores import damage_body, damage_file, remove_records
 from tests.helpers.dev_process import DevProcess, run_dev
 from tests.helpers.waiting import block_until
 
@@ -106,14 +107,35 @@ class Cluster:
             if (allocation := claim.get("status", {}).get("allocation"))
         }
 
-    def recorded_devices(self) -> dict[str, str]:
-        """Returns the device of each pod from ``dra claims``."""
+    def dra_claims(self, *args: str) -> str:
+        """Returns what ``dra claims`` prints on the node."""
         out = io.StringIO()
         state = self.dev.state
         folders = ["--kubelet-root", str(state / "node-1/kubelet"), "--cdi-root", str(state / "node-1/cdi")]
         with contextlib.redirect_stdout(out):
-            assert cli.main(["claims", "-o", "json", *folders]) == 0
-        return {c["name"].split("-")[0]: c["devices"][0]["device"] for c in json.loads(out.getvalue())["claims"]}
+            assert cli.main(["claims", *folders, *args]) == 0
+        return out.getvalue()
+
+    def recorded_devices(self) -> dict[str, str]:
+        """Returns the device of each pod from ``dra claims``."""
+        claims = json.loads(self.dra_claims("-o", "json"))["claims"]
+        return {c["name"].split("-")[0]: c["devices"][0]["device"] for c in claims}
+
+    def uid(self, name: str) -> str:
+        """Returns the UID of the claim of a pod."""
+        return str(self.claims()[name]["metadata"]["uid"])
+
+    @contextlib.contextmanager
+    def plugin_killed(self, *damaged_notes: str) -> Iterator[Path]:
+        """Yields the folder of the records while no plugin runs. Removes the notes of these claims, which are copies of their records."""
+        pid = self.dev.driver()["pid"]
+        os.kill(pid, signal.SIGSTOP)  # dev starts a killed plugin again at once
+        for uid in damaged_notes:
+            for note in (self.dev.state / "node-1/cdi").glob(f".*{uid}*"):
+                note.unlink()
+        yield self.dev.state / PLUGIN / "claims"
+        os.kill(pid, signal.SIGKILL)
+        block_until(lambda: self.dev.driver()["pid"] not in {pid, None})
 
     def events(self, name: str) -> str:
         return self.dev.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}", "-o", "json")
@@ -182,6 +204,50 @@ def test_a_removed_folder_of_records_releases_no_device(cluster: Cluster, stoppe
     for name in ("a", "b", "c"):
         cluster.delete(name)
     assert cluster.recorded_devices() == {}
+
+
+def test_a_file_damaged_under_a_running_plugin_is_written_again(cluster: Cluster) -> None:
+    cluster.run("a", "b")
+    before = cluster.allocated_devices()
+    damage_file(cluster.dev.state / PLUGIN / "claims", cluster.uid("a"))
+    block_until(lambda: "was damaged; it is written again" in cluster.dev.log())
+    assert cluster.recorded_devices() == before
+    cluster.run("c")
+    assert len(set(cluster.recorded_devices().values())) == 3
+
+
+def test_a_damaged_first_line_without_a_copy_blocks_new_claims_until_an_operator_forgets_the_claim(
+    cluster: Cluster,
+) -> None:
+    cluster.run("a", "b")
+    uid = cluster.uid("a")
+    with cluster.plugin_killed(uid) as records:
+        damage_file(records, uid)
+    cluster.apply(pod("c"))
+    block_until(lambda: "HARDWARE_UNKNOWN" in cluster.events("c"))
+    #    assert f"run `dra claims forget UID`: {uid}" in cluster.dev.log()
+    assert "its devices are not known" in cluster.dra_claims()
+    cluster.delete("b")  # a prepared claim is unprepared as always
+    cluster.dev.kubectl("delete", "pod", "a", "--wait=false")
+    cluster.dra_claims("forget", uid, "--yes")
+    cluster.run("c", "d")
+    assert len(set(cluster.recorded_devices().values())) == 2
+
+
+def test_a_damaged_second_line_without_a_copy_keeps_only_its_own_device(cluster: Cluster) -> None:
+    cluster.run("a", "b")
+    uid, devices = cluster.uid("a"), cluster.allocated_devices()
+    with cluster.plugin_killed(uid) as records:
+        damage_body(records, uid)
+    cluster.run("c")
+    assert cluster.allocated_devices()["c"] not in devices.values()
+    block_until(lambda: "the second line of its file is damaged" in cluster.events(cluster.claims()["a"]["metadata"]["name"]))
+    assert "the second line of its file is damaged" in cluster.dra_claims()
+    cluster.dev.kubectl("delete", "pod", "a", "--wait=false")
+    cluster.delete("b")
+    cluster.dra_claims("forget", uid, "--yes")
+    cluster.run("d", "e")
+    assert len(set(cluster.recorded_devices().values())) == 3
 
 
 @pytest.mark.mounts
