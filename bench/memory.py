@@ -19,6 +19,7 @@ STEPS = (
     "ssl",
     "msgspec",
     "h11",
+    "httptools",
     "grpc.aio",
     "google.protobuf.descriptor_pool",
     "dra_kubeletplugin",

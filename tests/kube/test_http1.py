@@ -1,209 +1,138 @@
-"""Compares the HTTP/1.1 parser with h11: it accepts nothing that h11 rejects, and never returns a different result."""
+"""Tests requests as h11 reads them, and responses as a connection returns them."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 
 import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.kube.http1 import MalformedResponseError, ResponseReader, header_block, request_bytes
+from dra_kubeletplugin.kube.connection import Connection
+from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError, header_block, request_bytes
+from tests.helpers.fake_transport import Wire
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\nhello"
-CHUNKS = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
-OTHERS = [
-    LENGTH,
-    CHUNKS,
-    b"HTTP/1.1 100 Continue\r\n\r\n" + LENGTH,
-    b"HTTP/1.1 204 No Content\r\n\r\n",
-    b"HTTP/1.0 200\r\nConnection: keep-alive\r\n\r\nuntil the end",
-    b"HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 0\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKS = CHUNKED + b"5\r\nhello\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
+UNTIL_THE_END = b"HTTP/1.0 200\r\nConnection: keep-alive\r\n\r\nuntil the end"
+AMBIGUOUS = [
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 4\r\n\r\nhello",
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nFolded: a\r\n b\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+    b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+    CHUNKED + b"x\r\n",
+    CHUNKED + b"5\r\nhello, and more",
 ]
 
-Read = tuple[int, bytes, bool]
 
-
-def read_with_parser(data: bytes, cuts: list[int]) -> Read | None:
-    """Returns status, body and whether the connection can be reused; None for a refused or incomplete response."""
-    body: list[bytes] = []
-    response = ResponseReader(body.append)
-    places = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
-    try:
-        for start, end in itertools.pairwise(places):
-            response.feed(data[start:end])
-        if not response.done:
-            response.end()
-    except (MalformedResponseError, ConnectionResetError):
-        return None
-    assert response.head
-    return response.head.status, b"".join(body), response.keeps
-
-
-def read_with_h11(data: bytes) -> Read | None:
-    connection = h11.Connection(h11.CLIENT)
-    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
-    connection.send(h11.EndOfMessage())
-    status, body = 0, b""
-    try:
-        connection.receive_data(data)
-        ended = False
-        while True:
-            event = connection.next_event()
-            if isinstance(event, h11.Response):
-                status = event.status_code
-            elif isinstance(event, h11.Data):
-                body += bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage):
-                break
-            elif event is h11.NEED_DATA and not ended:
-                ended = True
-                connection.receive_data(b"")
-            elif not isinstance(event, h11.InformationalResponse):
-                return None
-    except h11.RemoteProtocolError:
-        return None
-    keeps = connection.their_state is h11.DONE and not connection.trailing_data[0] and not ended
-    return status, body, keeps
-
-
-@st.composite
-def responses(draw: st.DrawFn) -> bytes:
-    data = bytearray(draw(st.sampled_from(OTHERS)))
-    for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(data)))
-        match draw(st.integers(0, 3)):
-            case 0:
-                data[at : at + 1] = draw(
-                    st.sampled_from([b"\r", b"\n", b" ", b":", b"\0", b"\xff", b"0", b"f", b";", b","])
-                )
-            case 1:
-                del data[at : at + draw(st.integers(1, 6))]
-            case 2:
-                data[at:at] = draw(st.binary(max_size=4))
-            case 3:
-                data += data[at:]
-    return bytes(data)
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=responses(), cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_h11_returns_the_same_result_for_every_accepted_response(data: bytes, cuts: list[int]) -> None:
-    found = read_with_parser(data, cuts)
-    assert found == read_with_parser(data, []), "the result depends on the pieces of the data"
-    if found is not None:
-        assert found == read_with_h11(data)
-
-
-@pytest.mark.parametrize("cut", [1, 7, 1000])
-def test_responses_of_api_servers_are_accepted(cut: int) -> None:
-    for data, expected in ((LENGTH, (200, b"hello", True)), (CHUNKS, (201, b"hello0123456789", True))):
-        assert read_with_parser(data, list(range(0, 200, cut))) == expected
-    assert read_with_parser(OTHERS[4], []) == (200, b"until the end", False)
-
-
-@pytest.mark.parametrize("data", OTHERS[7:])
-def test_the_parser_rejects_ambiguous_responses(data: bytes) -> None:
-    assert read_with_parser(data, []) is None
-
-
-def test_endless_heads_and_chunk_lines_are_rejected() -> None:
-    for start, more in ((b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (CHUNKS[:55], b"0")):
-        response = ResponseReader(lambda _: None)
-        response.feed(start)
-        with pytest.raises(MalformedResponseError):
-            for _ in range(100_000):
-                response.feed(more)
-
-
-def read(data: bytes, *, tunnel: bool = False) -> tuple[ResponseReader, bytes]:
-    body: list[bytes] = []
-    response = ResponseReader(body.append, tunnel=tunnel)
-    response.feed(data)
-    return response, b"".join(body)
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_head_may_have_64_kib_and_not_more(more: int) -> None:
-    start = b"HTTP/1.1 204 No Content\r\nX: "
-    head = start + b"x" * (64 * 1024 - len(start) + more)
-    whole, held = ResponseReader(print), ResponseReader(print)
-    if more:
-        with pytest.raises(MalformedResponseError, match="head"):
-            whole.feed(head + b"\r\n\r\n")
-        with pytest.raises(MalformedResponseError, match="head"):
-            held.feed(head)
-    else:
-        whole.feed(head + b"\r\n\r\n")
-        held.feed(head)
-        assert (whole.done, held.done) == (True, False)
-
-
-def test_a_line_between_chunks_may_have_4_kib_with_its_end_and_not_more() -> None:
-    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    longest = b"0;" + b"x" * (4096 - 4)
-    assert read(start + longest + b"\r\n\r\n")[0].done
-    assert not read(start + longest + b"x")[0].done
-    with pytest.raises(MalformedResponseError, match="too long"):
-        read(start + longest + b"xx")
+async def read(data: bytes, cuts: list[int] | None = None) -> tuple[HttpResponse, bool]:
+    """Returns the response to a request, which arrives in pieces, and whether the connection can be used again."""
+    with socket.socket() as peer:
+        connection = Connection(lambda _: None)
+        connection.connection_made(Wire(peer))
+        response = asyncio.create_task(connection.request("GET", "/", b"", b""))
+        await asyncio.sleep(0)
+        for start, end in itertools.pairwise(sorted({min(c, len(data)) for c in cuts or []} | {0, len(data)})):
+            connection.data_received(data[start:end])
+        connection.eof_received()
+        await asyncio.wait({response}, timeout=30)
+        return await response, connection.usable()
 
 
 @pytest.mark.parametrize(
-    ("status", "tunnel", "has_body"),
-    [(200, False, True), (200, True, False), (299, True, False), (300, True, True), (203, False, True)]
-    + [(204, t, False) for t in (False, True)]
-    + [(205, False, True), (303, False, True), (304, False, False), (304, True, False), (305, False, True)],
+    ("data", "status", "body", "usable"),
+    [
+        (LENGTH, 200, b"hello", True),
+        (CHUNKS, 201, b"hello0123456789", True),
+        (UNTIL_THE_END, 200, b"until the end", False),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", 304, b"", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nA: b\r\n\r\n" + LENGTH, 200, b"hello", True),
+        (b"HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 0\r\n\r\n", 200, b"", False),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n0fF\r\n%b\r\n0\r\n\r\n" % bytes(255),
+            200,
+            bytes(255),
+            True,
+        ),
+    ],
 )
-def test_responses_without_a_body_ignore_content_length(status: int, tunnel: bool, has_body: bool) -> None:
-    response, body = read(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nhello" % status, tunnel=tunnel)
-    assert response.done
-    assert (body, response.rest) == ((b"hello", b"") if has_body else (b"", b"hello"))
-    assert response.keeps == has_body, "the connection has unexpected data, so it cannot be reused"
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+async def test_every_form_of_response_is_read(data: bytes, status: int, body: bytes, usable: bool, cut: int) -> None:
+    response, found = await read(data, list(range(0, len(data), cut)))
+    assert (response.status, response.body, found) == (status, body, usable)
+    assert b"a" not in response.headers, "a header of an earlier response"
 
 
-def test_statuses_100_to_199_except_101_precede_the_response() -> None:
-    with pytest.raises(MalformedResponseError, match="protocol"):
-        read(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-    for status in (100, 102, 199):
-        response, _ = read(b"HTTP/1.1 %d X\r\n\r\n" % status)
-        assert (response.head, response.done, response.keeps) == (None, False, False)
-        response.feed(LENGTH)
-        assert response.head
-        assert (response.head.status, response.done, response.keeps) == (200, True, True)
+@pytest.mark.parametrize("data", [LENGTH, CHUNKS, b"HTTP/1.1 204 No Content\r\nContent-Length: 1\r\n\r\n"])
+@pytest.mark.parametrize("more", [b"x", LENGTH, LENGTH + LENGTH])
+async def test_data_after_a_response_ends_the_connection_and_not_the_response(data: bytes, more: bytes) -> None:
+    expected, _ = await read(data)
+    assert await read(data + more) == (expected, False)
+    assert await read(data + more, [len(data)]) == (expected, False)
 
 
-@pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a", b"\nX: a"])
-@pytest.mark.parametrize("trailer", [False, True])
-def test_the_parser_rejects_malformed_headers_and_trailers(field: bytes, trailer: bool) -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
-    data = head + b"\r\n0\r\nY: 1\r\n" + field if trailer else head + field
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.sampled_from([LENGTH, CHUNKS, UNTIL_THE_END]),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
+    at=st.integers(0, 200),
+    byte=st.binary(max_size=1),
+)
+async def test_the_result_does_not_depend_on_the_pieces_in_which_it_arrives(
+    data: bytes, cuts: list[int], at: int, byte: bytes
+) -> None:
+    data = data[:at] + byte + data[at + 1 :]
+    results = []
+    for pieces in ([], cuts):
+        try:
+            results.append(await read(data, pieces))
+        except (MalformedResponseError, ConnectionResetError) as e:
+            results.append(type(e))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("data", AMBIGUOUS)
+async def test_ambiguous_responses_are_rejected(data: bytes) -> None:
     with pytest.raises(MalformedResponseError):
-        read(data + b"\r\n\r\n")
-    read(data.replace(field, b"X: a\tb") + b"\r\n\r\n")
+        await read(data)
 
 
-def test_repeated_headers_are_joined_and_equal_content_lengths_are_accepted() -> None:
-    response, body = read(
-        b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\nCONTENT-length: 1\r\na: 1\r\nA:\t2 \r\nB: x\r\n\r\ny"
-    )
-    assert response.head
-    assert (response.head.headers, body) == ({b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x"}, b"y")
-    assert (response.head.header(b"b"), response.head.header(b"c")) == ("x", "")
+@pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a"])
+@pytest.mark.parametrize("start", [CHUNKED[:-2], CHUNKED + b"0\r\nY: 1\r\n"], ids=["header", "trailer"])
+async def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:
+    with pytest.raises(MalformedResponseError):
+        await read(start + field + b"\r\n\r\n")
 
 
-@pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 17, 255, 256, 4097])
-def test_the_size_of_a_chunk_is_hexadecimal(size: int) -> None:
-    response, body = read(
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (size, b"z" * size)
-    )
-    assert (response.done, response.rest, body) == (True, b"", b"z" * size)
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (LENGTH[:17], b"X: y\r\n"),
+        (LENGTH[:17] + b"X: ", b"yyyyyy"),
+        (CHUNKED + b"1;", b"000000"),
+        (CHUNKED + b"0\r\nX: ", b"yyyyyy"),
+    ],
+    ids=["headers", "a header", "a line between chunks", "a trailer"],
+)
+async def test_endless_headers_are_rejected(start: bytes, more: bytes) -> None:
+    with pytest.raises(MalformedResponseError, match="65536"):
+        await read(start + more * 12_000, list(range(0, 72_000, 1000)))
+
+
+async def test_repeated_headers_are_joined() -> None:
+    response, _ = await read(b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\na: 1\r\nE:\r\nA:\t2 \r\nB: x\r\n\r\ny")
+    assert response.headers == {b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x", b"e": b""}
+    assert (response.header(b"b"), response.header(b"c")) == ("x", "")
+
+
+# --- requests -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -473,7 +473,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (b"SSH-2.0-OpenSSH_9.2\r\n", 0, "not HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: \xc3\xa4\r\nContent-Length: 2\r\n\r\n[]", 0, "not a JSON object"),
         (b"HTTP/1.1 200 OK\r\n\xc3\xa4: x\r\nContent-Length: 2\r\n\r\n{}", 0, "not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 0, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n", 0, "not HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n{}", 0, "cannot be reached|not HTTP"),
         (None, 0, "cannot be reached"),
     ],

@@ -275,6 +275,7 @@ def test_importing_the_reader_loads_neither_grpc_nor_modules_of_the_plugin() -> 
         "google.protobuf",
         "sqlite3",
         "h11",
+        "httptools",
         "yaml",
         "dra_kubeletplugin.kube",
         "dra_kubeletplugin.claims",

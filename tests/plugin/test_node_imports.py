@@ -42,7 +42,7 @@ HEAVY = {
     "prometheus_client": "the exposition format is written here",
     "kubernetes": "its loader is for kubeconfigs",
     "yaml": "is for kubeconfigs, manifests and described hosts",
-    "aiohttp": "the client is h11 on asyncio streams",
+    "aiohttp": "the client is httptools on asyncio connections",
     "http": "clients and servers of the standard library",
     "email": "comes with http and importlib.metadata",
     "html": "comes with http.server",

@@ -275,7 +275,7 @@ class _Tunnel(asyncio.Protocol):
     """Requests a tunnel to another host from a proxy (CONNECT)."""
 
     def __init__(self) -> None:
-        self._response = ResponseReader(lambda _: None, tunnel=True)
+        self._response = ResponseReader(self._take)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -284,13 +284,15 @@ class _Tunnel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._response.feed(data)
-            if self._response.rest:
-                raise MalformedResponseError("the proxy sends more than a response")
         except MalformedResponseError as e:
             self._settle(e)
         else:
             if self._response.head:
                 self._settle(self._response.head.status)
+
+    def _take(self, data: bytes) -> None:
+        if self._response.head and self._response.head.status < 300:  # then the server speaks, after the client
+            raise MalformedResponseError("the proxy sends more than a response")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle(exc or ConnectionResetError("the proxy closed the connection"))

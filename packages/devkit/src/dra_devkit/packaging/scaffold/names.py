@@ -37,6 +37,7 @@ _RESERVED = {
     "grpcio_health_checking",
     "h11",
     "hatchling",
+    "httptools",
     "kubernetes",
     "msgspec",
     "protobuf",
