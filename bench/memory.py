@@ -20,6 +20,7 @@ STEPS = (
     "msgspec",
     "h11",
     "httptools",
+    "prometheus_client",
     "grpc.aio",
     "google.protobuf.descriptor_pool",
     "dra_kubeletplugin",

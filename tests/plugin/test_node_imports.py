@@ -39,17 +39,10 @@ async def main():
 asyncio.run(main())
 """
 HEAVY = {
-    "prometheus_client": "the exposition format is written here",
     "kubernetes": "its loader is for kubeconfigs",
     "yaml": "is for kubeconfigs, manifests and described hosts",
     "aiohttp": "the client is httptools on asyncio connections",
-    "http": "clients and servers of the standard library",
-    "email": "comes with http and importlib.metadata",
-    "html": "comes with http.server",
-    "importlib.metadata": "comes with email",
-    "urllib.request": "comes with http.client",
-    "shutil": "brings bz2 and lzma; argparse loads it to know how wide a terminal is",
-    "tempfile": "brings shutil",
+    "importlib.metadata": "brings zipfile and inspect",
     "difflib": "is for one sentence of an error",
     "multiprocessing": "nothing here forks",
     "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",

@@ -43,8 +43,9 @@ async def test_an_xid_that_asks_for_a_reset_becomes_a_taint_until_the_gpu_works_
         (taint,) = published[FIRST].taints
         assert (taint.key, taint.value, taint.effect) == (f"{Nvidia.name}/xid", "79", "NoSchedule")
         assert not published[SECOND].taints
-        errors = node.driver.metrics.counter("gpu_errors_total", "again", ["gpu", "error"])
-        assert errors.value(gpu=published[FIRST].attributes["uuid"], error="XID 79") == 1
+        metrics = node.driver.metrics
+        labels = {"gpu": str(published[FIRST].attributes["uuid"]), "error": "XID 79"}
+        assert metrics.get_sample_value(f"{metrics.prefix}gpu_errors_total", labels) == 1
         hardware.set(action={ADDRESS: 0})
         await node.wait_published(lambda p: not [t for t in p[FIRST].taints if t.effect != "None"])
 

@@ -181,8 +181,9 @@ class Driver:
 
         Declare them in ``__init__`` or :meth:`start`, for example
         ``self.made = self.metrics.counter("partitions_created_total", "Partitions created.", ["profile"])``, and change them in any
-        method and thread: ``self.made.inc(profile="1g")``. There are ``counter``, ``gauge`` and ``histogram``. The names in ``/metrics``
-        begin with the driver's name, such as ``gpu_example_com_partitions_created_total``. Values are lost when the process ends.
+        method and thread: ``self.made.labels(profile="1g").inc()``. There are ``counter``, ``gauge`` and ``histogram``, which return those
+        of ``prometheus_client``. The names in ``/metrics`` begin with the driver's name, such as
+        ``gpu_example_com_partitions_created_total``. Values are lost when the process ends.
         """
         return DriverMetrics(self.name)
 

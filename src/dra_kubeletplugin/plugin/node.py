@@ -71,7 +71,7 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.add(driver.metrics.lines)
+        self.metrics.add(driver.metrics)
         self.host = Host.of(settings)
         driver.attach(self.host, settings, Role.NODE, self._request_rescan, self._update_metadata)
         self.calls = Calls()

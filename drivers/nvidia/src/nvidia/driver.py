@@ -73,6 +73,12 @@ class Nvidia(Driver):
         self._scanned_again: set[str] = set()  # addresses of lost GPUs for which a scan was requested
         self._vfio = vfio.Functions(self.host)
         self._published: list[Device] = []
+        self._errors = self.metrics.counter(
+            "gpu_errors_total", "Errors that GPUs reported, such as XID 31.", ["gpu", "error"]
+        )
+        self._durations = self.metrics.histogram(
+            "mig_instance_duration_seconds", "Time to create or destroy a MIG instance.", ["operation"]
+        )
         if any(fn.driver == KERNEL_DRIVER for fn in self._functions()):  # a node without GPUs needs no library
             try:
                 self._open()
@@ -98,14 +104,8 @@ class Nvidia(Driver):
                     self._end_process(str(e))
                     raise
                 ignored = [int(x) for x in self.options.nvidia_ignore_xids]
-                errors = self.metrics.counter(
-                    "gpu_errors_total", "Errors that GPUs reported, such as XID 31.", ["gpu", "error"]
-                )
-                seconds = self.metrics.histogram(
-                    "mig_instance_duration_seconds", "Time to create or destroy a MIG instance.", ["operation"]
-                )
-                monitor = Monitor(gpus, self.changed, self._end_process, self.log, ignored, errors)
-                partitions = Partitions(gpus, self._notes(), self.log, seconds)
+                monitor = Monitor(gpus, self.changed, self._end_process, self.log, ignored, self._errors)
+                partitions = Partitions(gpus, self._notes(), self.log, self._durations)
                 self._machine = machine.Machine(gpus, root, monitor, partitions)
                 monitor.start()
         return self._machine

@@ -164,7 +164,7 @@ class Monitor:
         if error.xid or event.kind != "MIG configuration change":
             self._log.warning("GPU %s reported %s", event.gpu, error.text)
             if self._counter:
-                self._counter.inc(gpu=event.gpu, error=error.text)
+                self._counter.labels(gpu=event.gpu, error=error.text).inc()
             with self._lock:
                 errors = self._errors.setdefault(event.gpu, [])
                 errors.append(error)

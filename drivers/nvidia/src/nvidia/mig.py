@@ -38,7 +38,7 @@ class Partitions:
             raise OccupiedError(occupied)
         self._notes.add(gpu.address, place.profile.id, place.start, claim, device, created=True)
         try:
-            with self._durations.timed(operation="create"):
+            with self._durations.labels(operation="create").time():
                 return self._gpus.create(gpu.uuid, place.profile, place.start)
         except OccupiedError:
             raise OccupiedError(occupied) from None
@@ -66,7 +66,7 @@ class Partitions:
             return
         if gpu is not None and self._notes.was_created(address, profile, start):
             try:
-                with self._durations.timed(operation="destroy"):
+                with self._durations.labels(operation="destroy").time():
                     self._gpus.destroy(gpu.uuid, profile, start)
             except InUseError:
                 raise InUseError(f"a process still uses the MIG instance at {start} of {address}") from None

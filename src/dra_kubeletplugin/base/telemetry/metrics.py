@@ -1,22 +1,25 @@
-"""The metrics of a plugin or controller, as a page in Prometheus' text format.
-
-The official library is not used, because it costs 2.2 MiB of resident memory (it contains an HTTP server and client). The tests parse
-this module's output with that library.
-"""
+"""The metrics of a plugin or controller, as a page in Prometheus' text format."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from .exposition import Family, Kind, Read, Values
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.registry import Collector
 
-log = logging.getLogger(__name__)
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
+"""The upper bounds of a histogram's buckets by default, in seconds."""
+disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each counter has a further series
 PREFIX = "dra_"
 _COUNTERS = {
     "requests_total": (
@@ -80,7 +83,6 @@ _HISTOGRAMS = {
     "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),
     "registration_duration_seconds": ("Time from the start until the kubelet registered the plugin.", []),
 }
-Source = Callable[[], Iterable[str]]  # returns lines of the page
 
 
 def page() -> str:
@@ -96,96 +98,53 @@ def page() -> str:
         "| name | type | labels | meaning |",
         "|---|---|---|---|",
     ]
-    for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
+    for kind, table in (("counter", _COUNTERS), ("gauge", _GAUGES), ("histogram", _HISTOGRAMS)):
         for name, (text, labels) in table.items():
             shown = ", ".join(f"`{label}`" for label in labels) or " "
-            lines.append(f"| `{PREFIX}{name}` | {kind.value} | {shown} | {text} |")
+            lines.append(f"| `{PREFIX}{name}` | {kind} | {shown} | {text} |")
     return "\n".join(lines) + "\n"
 
 
 class Metrics:
     """All metrics of one plugin. Safe to use from any thread.
 
-    Methods raise ``ValueError`` for a name or label that is not in the tables above, because this is a fault of the caller.
+    A name or label that is not in the tables above is a fault of the caller, and raises ``KeyError`` or ``ValueError``.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._families: dict[str, Family] = {}
-        self._sources: list[Source] = []
-        self._complained: set[str] = set()
-        for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
-            for name, (text, labels) in table.items():
-                self._families[name] = Family(PREFIX + name, kind, text, labels)
+        self._registry = registry = CollectorRegistry()
+        self._counters = {n: Counter(PREFIX + n, *about, registry=registry) for n, about in _COUNTERS.items()}
+        self._gauges = {n: Gauge(PREFIX + n, *about, registry=registry) for n, about in _GAUGES.items()}
+        self._histograms = {
+            n: Histogram(PREFIX + n, *about, registry=registry, buckets=BUCKETS) for n, about in _HISTOGRAMS.items()
+        }
 
-    def add(self, source: Source) -> None:
-        """Adds the lines of ``source`` to the page. ``source`` must not raise."""
-        self._sources.append(source)
+    def add(self, collector: Collector) -> None:
+        """Adds the metrics of ``collector`` to the page."""
+        self._registry.register(collector)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
-        family, key = self._find(name, labels, Kind.COUNTER)
-        with self._lock:
-            family.values[key] = family.values.get(key, 0.0) + amount
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        family, key = self._find(name, labels, Kind.GAUGE)
-        with self._lock:
-            family.values[key] = float(value)
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
 
-    def measure(self, name: str, read: Read, **labels: str) -> None:
-        """Makes ``read`` provide the gauge's value at each scrape, so that it is current. None means that the value is unknown.
-
-        ``read`` must neither wait nor block.
-        """
-        family, key = self._find(name, labels, Kind.GAUGE)
-        with self._lock:
-            family.values.pop(key, None)
-            family.reads[key] = read
+    def measure(self, name: str, read: Callable[[], float]) -> None:
+        """Makes ``read`` provide the gauge's value at each scrape, so that it is current. It must neither wait nor raise."""
+        self._gauges[name].set_function(read)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        family, key = self._find(name, labels, Kind.HISTOGRAM)
-        with self._lock:
-            family.observe(key, value)
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(value)
 
     @contextlib.contextmanager
     def timed(self, name: str, **labels: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
+        histogram = self._histograms[name]
+        with (histogram.labels(**labels) if labels else histogram).time():
             yield
-        finally:
-            self.observe(name, time.perf_counter() - start, **labels)
 
     def text(self) -> bytes:
         """Returns all metrics as a page of type :data:`CONTENT_TYPE`."""
-        lines: list[str] = []
-        for family in self._families.values():
-            lines += family.header()
-            # Measured outside the lock, because a ``read`` function may itself change a metric.
-            measured = self._measured(family)
-            with self._lock:
-                lines += family.lines(measured)
-        for source in self._sources:
-            lines += source()
-        return ("\n".join(lines) + "\n").encode(errors="backslashreplace")
-
-    def _find(self, name: str, labels: Mapping[str, str], kind: Kind) -> tuple[Family, Values]:
-        family = self._families.get(name)
-        if family is None or family.kind is not kind:
-            raise ValueError(f"no {kind.value} is named {name!r}")
-        if labels.keys() != set(family.labels):
-            raise ValueError(f"{name} has labels {family.labels}, not {sorted(labels)}")
-        return family, tuple(str(labels[label]) for label in family.labels)
-
-    def _measured(self, family: Family) -> dict[Values, float]:
-        out = {}
-        for key, read in list(family.reads.items()):
-            try:
-                value = read()
-            except Exception:
-                if family.name not in self._complained:
-                    self._complained.add(family.name)
-                    log.exception("cannot read a metric, so it is left out: %s", family.name)
-                continue
-            if value is not None:
-                out[key] = float(value)
-        return out
+        return generate_latest(self._registry)

@@ -61,7 +61,7 @@ class Controller:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.add(driver.metrics.lines)
+        self.metrics.add(driver.metrics)
         driver.attach(
             Host.of(settings),
             settings,

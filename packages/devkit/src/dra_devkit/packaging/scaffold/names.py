@@ -40,6 +40,7 @@ _RESERVED = {
     "httptools",
     "kubernetes",
     "msgspec",
+    "prometheus_client",
     "protobuf",
     "pyyaml",
     "re2",
