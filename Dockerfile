@@ -30,6 +30,7 @@ RUN pip wheel --no-build-isolation --no-deps --no-index -w /wheels . /driver \
  && pip --python /opt/dra/bin/python check
 RUN sh /driver/image/sbom.sh /driver/pyproject.toml /opt/dra /usr/share/sbom "${BASE}"
 
+# The base must contain libudev (Debian's libudev1), through which the plugin receives the kernel's events about devices. Debian's slim images have it.
 FROM ${BASE}
 COPY --from=build /usr/share/misc/pci.ids /usr/share/misc/pci.ids
 COPY --from=build /usr/share/sbom /usr/share/sbom

@@ -21,6 +21,7 @@ STEPS = (
     "h11",
     "httptools",
     "prometheus_client",
+    "pyudev",
     "grpc.aio",
     "google.protobuf.descriptor_pool",
     "dra_kubeletplugin",

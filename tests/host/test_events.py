@@ -9,8 +9,10 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pyudev
 
 from dra_devkit.hosts import described, kernel
 from dra_devkit.testing import node_with
@@ -20,7 +22,6 @@ from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.host import events
 from dra_kubeletplugin.host.described_events import Listener
 from dra_kubeletplugin.host.events import kernel_events
 from tests.helpers.drivers import Toy, make_toy_class
@@ -49,18 +50,22 @@ async def test_a_kernel_event_is_reported_only_to_listeners_of_its_subsystem() -
 @real_events
 async def test_lost_events_cause_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container without CAP_NET_ADMIN the buffer is small. Here it overflows before the event loop reads an event."""
-    open_socket = events._uevents
+    start = pyudev.Monitor.start
 
-    def open_with_small_buffer() -> socket.socket:
-        found = open_socket()
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        return found
+    def start_with_small_buffer(self: Any) -> None:
+        start(self)
+        with socket.socket(fileno=os.dup(self.fileno())) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
-    monkeypatch.setattr(events, "_uevents", open_with_small_buffer)
+    monkeypatch.setattr(pyudev.Monitor, "start", start_with_small_buffer)
     received = asyncio.Event()
-    with kernel_events(Path("/sys"), received.set, ("vfio-dev",)):
+    with kernel_events(Path("/sys"), received.set, ("mem",)):
         for _ in range(200):
             UEVENT.write_text("change")
+        async with asyncio.timeout(30):
+            await received.wait()
+        received.clear()
+        UEVENT.write_text("change")
         async with asyncio.timeout(30):
             await received.wait()
 

@@ -1,4 +1,4 @@
-"""If the plugin cannot open a netlink socket for udev events, it scans devices by interval and logs the cause once."""
+"""If the plugin cannot receive udev events, it scans devices by interval and logs the cause once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import pyudev
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.host import events
@@ -15,24 +16,39 @@ from tests.helpers.drivers import make_toy_class
 SRC = Path(__file__).parents[2] / "src"
 
 
-@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EACCES])
-async def test_without_events_devices_are_found_by_interval_and_the_cause_is_logged_once(
-    fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise OSError(fault, os.strerror(fault))
-
-    monkeypatch.setattr(events, "_uevents", fail)
+async def scans_by_interval_and_logs(cause: str, caplog: pytest.LogCaptureFixture) -> bool:
     async with node_with(cls := make_toy_class(), rescan_interval=0.1) as node:
         cls.count = 2
         await node.wait_published(lambda devices: len(devices) == 2)
         assert await node.plugin.not_ready() == []
-    assert [
-        r.message
-        for r in caplog.records
-        if "cannot receive udev events" in r.message and os.strerror(fault) in r.message
-    ]
-    assert len([r for r in caplog.records if "cannot receive udev events" in r.message]) == 1
+    logged = [r.getMessage() for r in caplog.records if "cannot receive udev events" in r.getMessage()]
+    return len(logged) == 1 and cause in logged[0]
+
+
+@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EACCES])
+async def test_without_a_socket_devices_are_found_by_interval(
+    fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(pyudev.Monitor, "from_netlink", fail)
+    assert await scans_by_interval_and_logs(os.strerror(fault), caplog)
+
+
+async def test_without_libudev_devices_are_found_by_interval(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pyudev._ctypeslib.utils.find_library", lambda name: None)
+    assert await scans_by_interval_and_logs("No library named udev", caplog)
+
+
+async def test_in_a_user_namespace_devices_are_found_by_interval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "uid_map").write_text("         0     165536      65536\n")
+    monkeypatch.setattr(events, "_UID_MAP", str(tmp_path / "uid_map"))
+    assert await scans_by_interval_and_logs("hostUsers", caplog)
 
 
 def test_nothing_uses_inotify() -> None:

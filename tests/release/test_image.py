@@ -56,6 +56,10 @@ def test_the_image_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> N
     assert not [p for p in files if any(p.is_relative_to(folder) for folder in leftovers)]
 
 
+def test_the_image_has_libudev_for_the_kernel_s_events(image: str) -> None:
+    images.inside(image, "python", "-c", "import pyudev; pyudev.Context()")
+
+
 def test_the_image_has_at_most_ten_python_packages_of_others_and_a_complete_sbom_with_licences(image: str) -> None:
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
     installed = {tuple(d) for d in json.loads(images.inside(image, "python", "-c", script))}

@@ -42,6 +42,7 @@ _RESERVED = {
     "msgspec",
     "prometheus_client",
     "protobuf",
+    "pyudev",
     "pyyaml",
     "re2",
     "shtab",
