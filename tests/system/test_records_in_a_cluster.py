@@ -241,7 +241,9 @@ def test_a_damaged_second_line_without_a_copy_keeps_only_its_own_device(cluster:
         damage_body(records, uid)
     cluster.run("c")
     assert cluster.allocated_devices()["c"] not in devices.values()
-    block_until(lambda: "the second line of its file is damaged" in cluster.events(cluster.claims()["a"]["metadata"]["name"]))
+    block_until(
+        lambda: "the second line of its file is damaged" in cluster.events(cluster.claims()["a"]["metadata"]["name"])
+    )
     assert "the second line of its file is damaged" in cluster.dra_claims()
     cluster.dev.kubectl("delete", "pod", "a", "--wait=false")
     cluster.delete("b")
