@@ -7,23 +7,20 @@ changing supplies.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import tempfile
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
+from dra_kubeletplugin.claims.capacity import draws_of, takes_json
 from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
@@ -277,108 +274,26 @@ LongCapacityModel.TestCase.settings = settings(CapacityModel.TestCase.settings, 
 test_decisions_against_a_model_in_more_examples = pytest.mark.full(LongCapacityModel.TestCase)
 
 
-@contextlib.contextmanager
-def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
-    process = InstanceLock(tmp_path / "processes")
+@pytest.mark.parametrize(
+    ("old", "refused", "allowed"),
+    [
+        ({"device": "line-0", "shareID": "s"}, entry("line-0", "t", "500m"), entry("line-1", "t", "8")),
+        ({"device": "gone"}, entry("x-a"), entry("plain")),
+    ],
+    ids=["a share has its whole device", "an unknown device draws everything of its pool"],
+)
+def test_a_record_without_amounts_counts_as_much_as_it_can_have(
+    tmp_path: Path, old: dict[str, Any], refused: dict[str, Any], allowed: dict[str, Any]
+) -> None:
+    process = InstanceLock(tmp_path)
     process.acquire()
-    yield memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
+    records, transitions = memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
+    records.insert(Record("old", "ns", "c", State.PREPARED, BOOT, "", [{"pool": "node", **old}]))
+    for uid, device in (("refused", refused), ("allowed", allowed)):
+        wanted = Record(uid, "ns", uid, State.PREPARING, BOOT, process.id, [device])
+        if uid == "refused":
+            with pytest.raises(OverdrawnError, match=r"held by claim ns/c \(UID old\) \(amount unknown\)"):
+                transitions.begin(records, wanted, None, make_supply(7, 7, 8))
+        else:
+            assert isinstance(transitions.begin(records, wanted, None, make_supply(7, 7, 8)), Prepare)
     process.release()
-
-
-def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> Record:
-    return Record(uid, "ns", f"name-{uid}", state, BOOT, "", list(devices))
-
-
-def test_a_refusal_reports_the_counter_the_amounts_and_the_holders(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("one", entry("x-d")))
-        records.insert(claim("two", entry("x-b")))
-        records.insert(claim("other card", entry("y-d")))
-        with pytest.raises(OverdrawnError) as e:
-            transitions.begin(records, claim("new", entry("x-c")), None, make_supply(7, 7, 8))
-        assert str(e.value) == (
-            "device x-c: 30Gi of counter memory in counter set x of pool node are requested and 70Gi exist, of which 60Gi are "
-            "held by claims ns/name-one (UID one), ns/name-two (UID two): this amount is free when their pods have stopped"
-        )
-        assert records.read("new") is None
-
-
-def test_a_refused_share_reports_the_capacity_the_amounts_and_the_holders(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("one", entry("line-0", "s", "2500m")))
-        with pytest.raises(OverdrawnError) as e:
-            transitions.begin(records, claim("new", entry("line-0", "t", "7")), None, make_supply(7, 7, 8))
-        assert str(e.value) == (
-            "device line-0: 7 of capacity lanes of device line-0 in pool node are requested and 8 exist, of which 2500m are held "
-            "by claim ns/name-one (UID one): this amount is free when their pods have stopped"
-        )
-
-
-def test_shares_of_one_partition_draw_its_counters_once(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        for share in "stuv":
-            decision = transitions.begin(records, claim(share, entry("x-shared", share)), None, make_supply(2, 1, 8))
-            assert isinstance(decision, Prepare)
-
-
-def test_a_share_of_unknown_size_has_its_whole_device(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
-        with pytest.raises(OverdrawnError, match="amount unknown"):
-            transitions.begin(records, claim("new", entry("line-0", "t", "500m")), None, make_supply(7, 7, 8))
-        assert isinstance(
-            transitions.begin(records, claim("else", entry("line-1", "t", "8")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-def test_an_unknown_device_draws_everything_of_its_pool(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("old", {"pool": "node", "device": "gone"}))
-        with pytest.raises(OverdrawnError, match=r"ns/name-old \(UID old\) \(amount unknown\)"):
-            transitions.begin(records, claim("new", entry("x-a")), None, make_supply(7, 7, 8))
-        assert isinstance(
-            transitions.begin(records, claim("plain", entry("plain")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-def test_admin_access_consumes_nothing_and_is_never_refused_for_holds_of_other_claims(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("all", entry("x-whole")))
-        admin = claim("admin", entry("x-a", adminAccess=True))
-        assert isinstance(transitions.begin(records, admin, None, make_supply(7, 7, 8)), Prepare)
-        records.forget("all")
-        assert isinstance(
-            transitions.begin(records, claim("new", entry("x-whole")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")
-
-
-@given(limit=amounts, held=st.lists(amounts, max_size=6), requested=amounts)
-def test_amounts_are_exact_at_any_size(limit: str, held: list[str], requested: str) -> None:
-    """Also beyond 64 bits, and one billionth above the limit."""
-    device = Device("d", capacity={"c": limit}, allow_multiple_allocations=True)
-    consumptions = [takes_json({}, {"c": Quantity(a)}) for a in [requested, *held]]
-    new_hold, *other_holds = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(consumptions)]
-    shortage_found = shortage([new_hold], other_holds, PoolSupply([device]))
-    numbers = [Fraction(Quantity(a).value) for a in [requested, *held]]
-    assert (shortage_found is not None) == (numbers[0] > 0 and sum(numbers) > Fraction(Quantity(limit).value))
-
-
-def rows_text(takes: dict[str, Any]) -> str:
-    return claim("u", {"pool": "node", "device": "d", "takes": takes}).holds()[0].takes
-
-
-MALFORMED = (
-    "", "[]", "1", "null", '{"counters": 1}', '{"counters": {"s": {"c": "x"}}}', '{"capacity": {"c": "1K"}}', '{"capacity": {"c": 1}}',
-)  # fmt: skip
-
-
-@given(text=st.text() | st.binary() | st.integers() | st.floats() | st.none() | st.sampled_from(["{}", *MALFORMED]))
-def test_a_damaged_amount_is_unknown(text: object) -> None:
-    amounts_read = read_takes(text)
-    if not isinstance(text, str) or text in MALFORMED:
-        assert amounts_read is None
-    elif amounts_read is not None:
-        assert isinstance(json.loads(text), dict)
