@@ -21,6 +21,8 @@ from dra_kubeletplugin.base.processes.supervisor import Supervisor
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.processes import ClaimProcesses
 from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.driver.process import ProcessSpec
+from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.claim_with_process import NAME, Daemons, running
 from tests.helpers.waiting import wait_until
@@ -47,17 +49,27 @@ async def step_of(manager: RunningManager) -> dict[str, Any]:
     return data
 
 
+async def check(manager: RunningManager) -> dict[str, str]:
+    """Checks all processes of claims. Returns the faults."""
+    assert manager.claims._processes
+    await manager.claims._processes.check()
+    return dict(manager.claims.process_faults())
+
+
 async def faults_after_exit(manager: RunningManager) -> dict[str, str]:
     """Returns the faults that the watch finds after the process has ended."""
-    watcher = manager.claims._processes
-    assert watcher
 
     async def has_faults() -> bool:
-        await watcher.check()
-        return bool(watcher.faults)
+        return bool(await check(manager))
 
     await wait_until(has_faults, "the end of the process")
-    return dict(watcher.faults)
+    return dict(manager.claims.process_faults())
+
+
+def watched(manager: RunningManager) -> int:
+    """Returns the number of processes that run, as the metrics show it."""
+    (line,) = (line for line in manager.metrics.text().splitlines() if line.startswith(b"dra_claim_processes "))
+    return int(float(line.split()[1]))
 
 
 def logs(manager: RunningManager) -> list[str]:
@@ -74,13 +86,11 @@ async def test_a_process_outlives_the_plugin_and_the_next_plugin_ends_it_between
         assert len(running(UID)) == 2, "a repeated prepare starts nothing"
     driver = Daemons(tmp_path)
     async with running_manager(tmp_path, driver, api) as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
+        assert not await check(second_manager) and watched(second_manager) == 1
         assert logs(second_manager) == [f"{UID}.daemon.log"]
-        assert b"dra_claim_processes 1.0" in second_manager.metrics.text()
         await check_success(second_manager.unprepare(ref))
         assert running(UID) == [] and driver.undone_steps == ["limits", "file"] and logs(second_manager) == []
-        assert not await watcher.check()
+        assert not await check(second_manager) and watched(second_manager) == 0
 
 
 async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_the_claim_is_unprepared(
@@ -91,7 +101,6 @@ async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_t
         os.kill((await step_of(manager))["process"]["pid"], signal.SIGKILL)
         text = "process daemon was killed by SIGKILL"
         assert await faults_after_exit(manager) == {"node/d-0": text}
-        assert manager.claims.process_faults() == {"node/d-0": text}
         assert await manager.claims.notes() == [f"claim ns/a (UID {UID}): {text}"]
         assert await faults_after_exit(manager) and b"dra_claim_process_ends_total 1.0" in manager.metrics.text(), (
             "the exit is counted once"
@@ -103,47 +112,47 @@ async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_t
         assert running(UID), "its child still runs"
         await check_success(second_manager.unprepare(ref))
         assert running(UID) == []
-        watcher = second_manager.claims._processes
-        assert watcher and not await watcher.check() and not watcher.faults
+        assert not await check(second_manager)
 
 
 @pytest.mark.usefixtures("no_leak")
-async def test_a_cancelled_launch_leaves_no_waiting_process_and_no_descriptor(tmp_path: Path) -> None:
+async def test_a_process_that_was_not_recorded_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Launched] = []
     may_return = threading.Event()
+    real = LocalRunner.launch
 
-    class SlowRunner(LocalRunner):
-        def launch(self, command: ProcessCommand) -> Launched:
-            launched.append(super().launch(command))
-            assert may_return.wait(30)
-            return launched[0]
+    def launch(self: LocalRunner, command: ProcessCommand) -> Launched:
+        launched.append(real(self, command))
+        assert may_return.wait(30)
+        return launched[-1]
 
-    command = ProcessCommand((sys.executable, "-c", ""), str(tmp_path / "log"), token=UID)
-    task = asyncio.create_task(ClaimProcesses._launch(SlowRunner(), command))
-    await wait_until(lambda: bool(launched), "the launch")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    may_return.set()
-    await wait_until(lambda: not is_alive(launched[0].identity), "the end of the waiting process")
+    async def record(step: dict[str, Any]) -> None:
+        raise RecordsError("the disk is full")
 
-
-async def test_a_process_is_watched_from_the_start_of_its_claim_s_prepare(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
-    driver = Daemons(tmp_path)
-    async with running_manager(tmp_path, driver, api) as manager:
-        watcher, counts = manager.claims._processes, list[int]()
-        assert watcher
-
-        async def ready() -> bool:
-            counts.append(await watcher.check())
-            return True
-
-        driver.options = {"ready": ready}
-        await check_success(manager.prepare(ref))
-        assert counts == [1], "the next check comes soon, not after the pause of a node without processes"
-        await check_success(manager.unprepare(ref))
+    monkeypatch.setattr(LocalRunner, "launch", launch)
+    spec = ProcessSpec(
+        name="x",
+        argv=[sys.executable],
+        env={},
+        cwd="/",
+        ready=None,
+        ready_timeout=9,
+        stop=[],
+        stop_timeout=9,
+        devices=[],
+    )
+    async with running_manager(tmp_path, Daemons(tmp_path), FakeApiServer()) as manager:
+        processes = ClaimProcesses(manager.driver, manager.calls, manager.settings, manager.process)
+        cancelled = asyncio.create_task(processes.start(UID, spec, record))
+        await wait_until(lambda: bool(launched), "the launch")
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        may_return.set()
+        with pytest.raises(RecordsError):
+            await processes.start(UID, spec, record)
+        assert len(launched) == 2
+        await wait_until(lambda: not any(is_alive(found.identity) for found in launched), "the end of both processes")
 
 
 async def test_a_claim_that_is_unprepared_during_a_check_has_no_fault(
@@ -151,20 +160,15 @@ async def test_a_claim_that_is_unprepared_during_a_check_has_no_fault(
 ) -> None:
     async with running_manager(tmp_path, Daemons(tmp_path), api) as manager:
         await check_success(manager.prepare(ref))
-        watcher = manager.claims._processes
-        assert watcher
-        rows = await manager.claims.store.everything()
-        results = iter([rows])
+        watcher, rows = manager.claims._processes, await manager.claims.store.everything()
+        await check_success(manager.unprepare(ref))
+        results: list[Any] = [[], rows]
 
         async def read() -> Any:
-            if first_result := next(results, None):
-                return first_result
-            return await manager.claims.store.everything()
+            return results.pop()
 
         monkeypatch.setattr(watcher, "_rows", read)
-        await check_success(manager.unprepare(ref))
-        await watcher.check()
-        assert not watcher.faults
+        assert not await check(manager)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +274,7 @@ async def test_both_instances_of_an_update_watch_the_process_and_either_can_end_
         running_manager(tmp_path, Daemons(tmp_path), api) as new_manager,
     ):
         await check_success(old_manager.prepare(ref))
-        watcher = new_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
+        assert not await check(new_manager) and watched(new_manager) == 1
         await check_success(new_manager.unprepare(ref))
         assert running(UID) == []
 
@@ -297,8 +300,7 @@ async def test_a_process_in_the_container_of_another_instance_is_kept_while_the_
         async with running_manager(tmp_path, Daemons(tmp_path), api) as old_manager:
             await check_success(old_manager.prepare(ref))
             await change(old_manager, {"namespace": "of another container"})
-            watcher = new_manager.claims._processes
-            assert watcher and await watcher.check() == 1 and not watcher.faults
+            assert not await check(new_manager) and watched(new_manager) == 1
             assert "runs in the container of another plugin instance" in await error_of(new_manager.unprepare(ref))
             (row,) = await new_manager.claims.store.everything()
             assert isinstance(row, Record), "the devices stay held"
@@ -314,10 +316,7 @@ async def test_after_a_reboot_another_process_with_the_same_id_and_start_time_is
         other_processes = running(UID)
         await change(manager, {"boot": "earlier"}, "of the process before the reboot")
     async with running_manager(tmp_path, Daemons(tmp_path), api, boot="later") as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() and not watcher.faults, (
-            "no fault prevents another prepare of the claim"
-        )
+        assert not await check(second_manager), "no fault prevents another prepare of the claim"
         await check_success(second_manager.unprepare(ref))
         assert await second_manager.records() == {} and running(UID) == other_processes
 
@@ -325,8 +324,6 @@ async def test_after_a_reboot_another_process_with_the_same_id_and_start_time_is
 async def test_a_process_of_a_supervisor_is_found_and_ended_by_any_instance_and_ends_with_the_supervisor(
     tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
 ) -> None:
-    import threading
-
     supervisor = Supervisor(tmp_path / "s.sock")
     supervisor.open()
     threading.Thread(target=supervisor.run, daemon=True).start()
@@ -335,8 +332,7 @@ async def test_a_process_of_a_supervisor_is_found_and_ended_by_any_instance_and_
         await check_success(manager.prepare(ref))
         assert (await step_of(manager))["supervisor"] == str(supervisor.path)
     async with running_manager(tmp_path, Daemons(tmp_path), api) as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
+        assert not await check(second_manager) and watched(second_manager) == 1
         await check_success(second_manager.unprepare(ref))
         assert running(UID) == []
     async with running_manager(tmp_path, Daemons(tmp_path), api, **options) as third_manager:

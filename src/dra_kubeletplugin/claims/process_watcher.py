@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
+from ..base.processes.local import cut_log
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..base.threads import in_own_thread
@@ -17,14 +18,7 @@ from .processes import STEP, ClaimProcesses, RecordedProcess, read_process
 from .record import Record, Row, State
 
 log = logging.getLogger(__name__)
-_INTERVAL = 1.0  # seconds between checks while there are processes
-_IDLE_INTERVAL = 60.0  # seconds between checks without processes: another instance may have started one
-ReadRows = Callable[[], Awaitable[Sequence[Row]]]
-
-
-class _Process(NamedTuple):
-    record: Record
-    found: RecordedProcess
+_INTERVAL = 1.0  # seconds between checks
 
 
 class ProcessWatcher:
@@ -42,7 +36,7 @@ class ProcessWatcher:
         self,
         processes: ClaimProcesses,
         boot_id: str,
-        rows: ReadRows,
+        rows: Callable[[], Awaitable[Sequence[Row]]],
         events: EventRecorder,
         metrics: Metrics,
         changed: Callable[[], None],
@@ -63,61 +57,64 @@ class ProcessWatcher:
     async def run(self) -> None:
         """Checks the processes for ever. Never returns, and no external failure ends it."""
         while True:
-            pause = _INTERVAL
             with contextlib.suppress(RecordsError):  # readiness reports it
-                pause = _INTERVAL if await self.check() else _IDLE_INTERVAL
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._processes.started.wait()
-                    self._processes.started.clear()
+                await self.check()
+            await asyncio.sleep(_INTERVAL)
 
-    async def check(self) -> int:
-        """Checks all processes once, and reports those that have ended. Raises :class:`RecordsError`.
-
-        Returns:
-            The number of recorded processes, also of claims in preparation. If it is not 0, the next check is soon.
-        """
+    async def check(self) -> None:
+        """Checks all processes once, and reports those that have ended. Raises :class:`RecordsError`."""
         rows = await self._rows()
         if not self._logs_checked:
             # A claim is recorded before its prepare begins, so no other instance writes the log of a claim without a record.
             await in_own_thread(self._processes.remove_logs, {row.uid for row in rows})
             self._logs_checked = True
-        recorded = list(_recorded(rows))
-        watched = [w for w in recorded if self._is_watched(w.record)]
-        ended = await in_own_thread(self._ended, watched) if watched else {}
+        watched = self._watched(rows)
+        ended = await in_own_thread(self._ended, [found for _, found in watched.values()]) if watched else {}
         if ended:
             # If a claim was unprepared during the check, the framework has ended its process, which is no fault.
-            still_watched = {w.found.command.token for w in _recorded(await self._rows()) if self._is_watched(w.record)}
+            still_watched = self._watched(await self._rows())
             ended = {token: text for token, text in ended.items() if token in still_watched}
         faults: dict[str, str] = {}
         notes: list[str] = []
-        for record, found in watched:
-            if text := ended.get(found.command.token):
-                faults |= {f"{pool}/{name}": text for pool, name in found.devices}
-                notes.append(f"claim {record.shown}: {text}")
-                if found.command.token not in self._reported:
-                    self._report(record, text)
+        for token, text in ended.items():
+            record, found = watched[token]
+            faults |= {f"{pool}/{name}": text for pool, name in found.devices}
+            notes.append(f"claim {record.shown}: {text}")
+            if token not in self._reported:
+                self._report(record, text)
         self._reported = set(ended)
         self._metrics.set("claim_processes", len(watched) - len(ended))
         self.notes = notes
         if faults != self.faults:
             self.faults = faults
             self._changed()
-        return len(recorded)
 
-    def _ended(self, watched: Sequence[_Process]) -> dict[str, str]:
+    def _watched(self, rows: Iterable[Row]) -> dict[str, tuple[Record, RecordedProcess]]:
+        """Returns the processes that must run, by token. A reboot ends all processes, and claims are then prepared again."""
+        out = {}
+        for row in rows:
+            if isinstance(row, Record) and row.state is State.PREPARED and row.boot_id == self._boot_id:
+                for step in row.undo:
+                    if step["step"] == STEP:
+                        with contextlib.suppress(RecordsError):  # a rollback reports it
+                            found = read_process(step["data"])
+                            out[found.command.token] = row, found
+        return out
+
+    def _ended(self, watched: Iterable[RecordedProcess]) -> dict[str, str]:
         """Returns the text for each process that has ended, by token. Cuts the logs of the running processes. It blocks."""
         out = {}
-        for _, found in watched:
+        for found in watched:
             try:
                 state = self._processes.state(found)
             except DraError as e:
                 log.debug("the state of a process is not known now: %s", e)
                 continue
-            if state.running:
-                self._processes.cut_log(found)
-            else:
+            if not state.running:
                 out[found.command.token] = f"process {found.name} {state.text}"
+                continue
+            with contextlib.suppress(OSError):  # its log may have been removed by hand
+                cut_log(Path(found.command.log))
         return out
 
     def _report(self, record: Record, text: str) -> None:
@@ -128,17 +125,3 @@ class ProcessWatcher:
             "ProcessEnded",
             f"{text}: the devices of the claim that need it are unhealthy until the claim's pods are deleted",
         )
-
-    def _is_watched(self, record: Record) -> bool:
-        """Whether the claim's processes must run. A reboot ends all processes, and claims are then prepared again."""
-        return record.state is State.PREPARED and record.boot_id == self._boot_id
-
-
-def _recorded(rows: Sequence[Row]) -> Iterator[_Process]:
-    for row in rows:
-        if not isinstance(row, Record):
-            continue
-        for step in row.undo:
-            if step["step"] == STEP:
-                with contextlib.suppress(RecordsError):  # a rollback reports it
-                    yield _Process(row, read_process(step["data"]))

@@ -26,7 +26,6 @@ from ..base.processes.local import (
     ProcessCommand,
     ProcessRunner,
     ProcessState,
-    cut_log,
     log_tail,
 )
 from ..base.settings import Settings
@@ -76,8 +75,6 @@ class ClaimProcesses:
     """
 
     def __init__(self, driver: Driver, calls: Calls, settings: Settings, instances: InstanceLock) -> None:
-        self.started = asyncio.Event()
-        """Set when a process was started."""
         self._driver = driver
         self._calls = calls
         socket = settings.process_supervisor
@@ -94,27 +91,31 @@ class ClaimProcesses:
         """
         if not self._driver.processes:
             raise DriverError(f"{spec.call}: set processes = True in class {type(self._driver).__name__}")
-        command = self._command(uid, spec)
-        runner = self._runner(self._supervisor)
+        command, runner = self._command(uid, spec), self._runner(self._supervisor)
+        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
         try:
-            launched = await self._launch(runner, command)
-        except RetryableError:
+            launched = await asyncio.shield(launching)
+            found = RecordedProcess(
+                spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
+            )
+            await record({"step": STEP, "data": msgspec.to_builtins(found)})
+        except BaseException:
+            # No record names the process, so it must not stay, also if this task is cancelled during the launch.
+            launching.add_done_callback(_abandon)
             _remove_log(Path(command.log))
             raise
-        found = RecordedProcess(
-            spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
-        )
-        recorded = False
-        try:
-            await record({"step": STEP, "data": msgspec.to_builtins(found)})
-            recorded = True
-        finally:
-            if not recorded:
-                _in_background(launched.abandon)
         # Shielded: a cancellation between the record and this call would leave a process that waits for ever.
         await asyncio.shield(in_own_thread(launched.go))
-        self.started.set()
-        await self._wait_until_ready(runner, found, spec)
+        deadline, backoff = time.monotonic() + spec.ready_timeout, Backoff(*_PAUSES)
+        while spec.ready is not None:
+            state = await in_own_thread(runner.state, found.process)
+            if not state.running:
+                raise _not_ready(found, f"process {found.name} {state.text} before it was ready")
+            if await self._calls(spec.ready):
+                break
+            if time.monotonic() > deadline:
+                raise _not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
+            await asyncio.sleep(backoff.next())
         log.info("started a process of a claim: %s, process id %d", spec.name, launched.identity.pid)
 
     async def end(self, data: Mapping[str, Any]) -> None:
@@ -139,22 +140,11 @@ class ClaimProcesses:
             return self._runner(found.supervisor).state(found.process)
         return ProcessState(running=False, text="ended together with the plugin's container")
 
-    def cut_log(self, found: RecordedProcess) -> None:
-        """Cuts the log of a process if it is too large. It blocks."""
-        try:
-            cut_log(Path(found.command.log))
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            log.warning("cannot cut the log of a process: %s", describe(e))
-
     def remove_logs(self, uids: Collection[str]) -> None:
         """Removes the logs of all claims except ``uids``: a plugin that dies before it records a process leaves a log. It blocks."""
         for path in named(self._logs, "", ".log"):
             if path.name.partition(".")[0] not in uids:
                 _remove_log(path)
-
-    # --- parts ----------------------------------------------------------------------------------
 
     def _command(self, uid: str, spec: ProcessSpec) -> ProcessCommand:
         path = self._logs / f"{uid}.{spec.name}.log"
@@ -180,47 +170,10 @@ class ClaimProcesses:
 
         return SupervisedRunner(Path(supervisor))
 
-    @staticmethod
-    async def _launch(runner: ProcessRunner, command: ProcessCommand) -> Launched:
-        """Creates the waiting process. If this is cancelled, the process does not outlive it, also in a test that stops a plugin."""
-        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
-        try:
-            return await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            launching.add_done_callback(
-                lambda done: None if done.cancelled() or done.exception() else _in_background(done.result().abandon)
-            )
-            raise
-
-    async def _wait_until_ready(self, runner: ProcessRunner, found: RecordedProcess, spec: ProcessSpec) -> None:
-        deadline = time.monotonic() + spec.ready_timeout
-        backoff = Backoff(*_PAUSES)
-        while spec.ready is not None:
-            state = await in_own_thread(runner.state, found.process)
-            if not state.running:
-                raise self._not_ready(found, f"process {found.name} {state.text} before it was ready")
-            if await self._calls(spec.ready):
-                return
-            if time.monotonic() > deadline:
-                raise self._not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
-            await asyncio.sleep(backoff.next())
-
-    @staticmethod
-    def _not_ready(found: RecordedProcess, text: str) -> RetryableError:
-        # The output is in the log only: with times or ids in its text, each retry would make a new event.
-        log.warning(
-            "a process of a claim did not start: %s; the end of its output: %s",
-            text,
-            log_tail(Path(found.command.log)) or "empty",
-        )
-        return RetryableError(f"{text}: the plugin's log has the end of its output")
-
     def _is_in_other_container(self, found: RecordedProcess) -> bool:
         """Whether the process may run in the container of another living instance, where this instance cannot reach it."""
-        return not found.supervisor and not found.process.is_here and self._is_other_instance_alive(found.instance)
-
-    def _is_other_instance_alive(self, instance: str) -> bool:
-        return instance != self._instances.id and self._instances.alive(instance)
+        is_other = found.instance != self._instances.id
+        return is_other and not (found.supervisor or found.process.is_here) and self._instances.alive(found.instance)
 
 
 def read_process(data: Mapping[str, Any]) -> RecordedProcess:
@@ -236,9 +189,13 @@ def _remove_log(path: Path) -> None:
         path.unlink()
 
 
-def _in_background(work: Callable[[], None]) -> None:
-    """Runs blocking work that must also be done if the current task is cancelled."""
-    asyncio.get_running_loop().run_in_executor(None, work)
+def _abandon(launching: asyncio.Future[Launched]) -> None:
+    if not launching.cancelled() and not launching.exception():
+        launching.get_loop().run_in_executor(None, launching.result().abandon)
 
 
-__all__ = ["STEP", "ClaimProcesses", "RecordedProcess", "read_process"]
+def _not_ready(found: RecordedProcess, text: str) -> RetryableError:
+    # The output is in the log only: with times or ids in its text, each retry would make a new event.
+    output = log_tail(Path(found.command.log)) or "empty"
+    log.warning("a process of a claim did not start: %s; the end of its output: %s", text, output)
+    return RetryableError(f"{text}: the plugin's log has the end of its output")

@@ -57,9 +57,14 @@ class Daemons(Driver):
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         ready = self.folder / f"{claim.uid}.ready"
         claim.on_undo("file", path=str(ready))
+
+        def is_ready() -> bool:
+            kill_at("before ready")
+            return ready.exists()
+
         claim.start_process(
             "daemon", [sys.executable, "-I", "-S", "-c", self.program, ready],
-            **{"ready": ready.exists, "stop_timeout": 30, **self.options},
+            **{"ready": is_ready, "stop_timeout": 30, **self.options},
         )  # fmt: skip
         kill_at("after ready")
         claim.on_undo("limits")
@@ -112,7 +117,6 @@ def add_points(
 def instrument() -> None:
     add_points(local.LocalRunner, "launch", "before launch", "after launch")
     add_points(local._LocalLaunch, "go", "before go", "after go")
-    add_points(ClaimProcesses, "_wait_until_ready", "before ready")
     add_points(ClaimProcesses, "end", "before step", "after step")
     start = ClaimProcesses.start
 
