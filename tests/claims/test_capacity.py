@@ -51,7 +51,7 @@ LANES = make_supply(capacity="4")
         # The whole supply, and one more.
         ([hold("a", draws("2")), hold("b", draws("2"))], [], FOUR, None),
         ([hold("a", draws("2")), hold("b", draws("3"))], [], FOUR, (["a", "b"], 5, 4, 0, "", "")),
-        ([hold("a", draws("4")), hold("b", draws("1n"))], [], FOUR, (["a", "b"], 4, 4, 0, "", "")),
+        ([hold("a", draws("4")), hold("b", draws("1n"))], [], FOUR, (["a", "b"], "4000000001n", 4, 0, "", "")),
         # Holds of other claims count if they are of the same pool, counter set and counter.
         ([hold("a", draws("2"))], [hold("b", draws("2"), "x")], FOUR, None),
         ([hold("a", draws("2"))], [hold("b", draws("3"), "x"), hold("e", draws("0"), "y")], FOUR, (["a"], 2, 4, 3, "x", "")),
@@ -79,7 +79,7 @@ LANES = make_supply(capacity="4")
         ([hold("a", lanes("2"), share="1")], [hold("a", lanes("3"), "x", share="2"), hold("a", lanes("0"), "y", share="3")], LANES, (["a"], 2, 4, 3, "x", "")),
         ([hold("a", lanes("2"), share="1")], [hold("b", lanes("3"), "x", share="2"), hold("a", lanes("3"), "y", pool="q"), hold("a", lanes("3", "other"), "z", share="3")], LANES, None),
         ([hold("a", lanes("0"), share="1")], [hold("a", lanes("9"), "x", share="2")], LANES, None),
-        ([hold("a", lanes("1n"), share="1")], [hold("a", lanes("4"), "x", share="2")], LANES, (["a"], 0, 4, 4, "x", "")),
+        ([hold("a", lanes("1n"), share="1")], [hold("a", lanes("4"), "x", share="2")], LANES, (["a"], "1n", 4, 4, "x", "")),
         ([hold("a", lanes("1"), share="1")], [hold("a", "", "x", share="2")], LANES, (["a"], 1, 4, 4, "x", "x")),
         ([hold("a", lanes("9"))], [], LANES, None),  # a whole device
         ([hold("gone", lanes("9"), share="1"), hold("a", {"capacity": {"gone": "9", "m": "5"}}, share="1")], [], LANES, (["a"], 5, 4, 0, "", "")),
@@ -98,12 +98,11 @@ def test_a_shortage_has_the_devices_amounts_and_holders(
         assert found is None
         return
     assert found
-    amounts = (found.requested // N, found.limit // N, found.held // N)
-    assert (found.devices, *amounts, found.holders, found.unknown) == (
-        *expected[:4],
-        set(expected[4]),
-        set(expected[5]),
-    )
+    devices, requested_amount, limit, held_amount, holders, unknown = expected
+    assert (found.devices, found.holders, found.unknown) == (devices, frozenset(holders), frozenset(unknown))
+    rest = f", of which {held_amount} are held" if holders else ""
+    assert str(found).startswith(f"{requested_amount} of ")
+    assert str(found).endswith(f"pool p are requested and {limit} exist{rest}")
 
 
 @pytest.mark.parametrize(

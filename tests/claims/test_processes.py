@@ -266,19 +266,6 @@ async def test_an_async_driver_awaits_its_process_and_a_missing_await_fails_the_
         assert running(UID) == []
 
 
-async def test_both_instances_of_an_update_watch_the_process_and_either_can_end_it(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
-    async with (
-        running_manager(tmp_path, Daemons(tmp_path), api) as old_manager,
-        running_manager(tmp_path, Daemons(tmp_path), api) as new_manager,
-    ):
-        await check_success(old_manager.prepare(ref))
-        assert not await check(new_manager) and watched(new_manager) == 1
-        await check_success(new_manager.unprepare(ref))
-        assert running(UID) == []
-
-
 async def change(manager: RunningManager, process: dict[str, str], token: str | None = None) -> None:
     """Changes the identity or the token in the record, as if another container or an earlier boot had started the
     process.
@@ -293,11 +280,15 @@ async def change(manager: RunningManager, process: dict[str, str], token: str | 
     await manager.claims.store.do(lambda records: records.update(record, record.fence))
 
 
-async def test_a_process_in_the_container_of_another_instance_is_kept_while_the_instance_runs(
+async def test_either_instance_of_an_update_ends_a_process_unless_it_runs_in_the_container_of_the_other_one(
     tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
 ) -> None:
     async with running_manager(tmp_path, Daemons(tmp_path), api) as new_manager:
         async with running_manager(tmp_path, Daemons(tmp_path), api) as old_manager:
+            await check_success(old_manager.prepare(ref))
+            assert not await check(new_manager) and watched(new_manager) == 1
+            await check_success(new_manager.unprepare(ref))
+            assert running(UID) == []
             await check_success(old_manager.prepare(ref))
             await change(old_manager, {"namespace": "of another container"})
             assert not await check(new_manager) and watched(new_manager) == 1

@@ -18,7 +18,7 @@ import msgspec
 from ..base.json_types import JSON
 from ..devices.inventory import Inventory
 from ..resourceapi.amounts import Capacity
-from ..resourceapi.quantity import Format, Quantity, QuantityRangeError
+from ..resourceapi.quantity import Quantity, QuantityRangeError
 from ..resourceapi.types import Device
 
 T = TypeVar("T")
@@ -77,25 +77,17 @@ class Supply:
 class Shortage(msgspec.Struct, frozen=True):
     """A counter or capacity that is too small for a claim: the claim requests more than the other claims leave.
 
-    Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.
-    ``unknown`` are the UIDs of holders whose taken amounts are not known.
+    ``holders`` are the UIDs of the claims that hold some of the amount. ``unknown`` are the UIDs of holders whose taken amounts are not
+    known.
     """
 
-    resource: str
+    text: str
     devices: Sequence[str]
-    requested: int
-    limit: int
-    held: int
-    format: Format
     holders: frozenset[str]
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        requested, limit, held = (
-            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.requested, self.limit, self.held)
-        )
-        rest = f", of which {held} are held" if self.holders else ""
-        return f"{requested} of {self.resource} are requested and {limit} exist{rest}"
+        return self.text
 
 
 class Takes(msgspec.Struct, Generic[T], frozen=True):
@@ -236,14 +228,14 @@ def _shortage(
             after[taker] = max(after.get(taker, 0), amounts.get(name, 0))
         used, total = sum(before.values()), sum(after.values())
         if total > used and total > limit:
+            form = Quantity(limits[name]).format
+            requested, exist, used_up = (Quantity(Decimal(n).scaleb(-_NANO), form) for n in (total - used, limit, used))
+            holders = frozenset(h.uid for _, h, amounts in held if amounts is None or amounts.get(name))
+            rest = f", of which {used_up} are held" if holders else ""
             return Shortage(
-                f"{kind} {name} {place}",
+                f"{requested} of {kind} {name} {place} are requested and {exist} exist{rest}",
                 list(dict.fromkeys(h.device for taker, h, _ in wanted if after[taker] > before.get(taker, 0))),
-                total - used,
-                limit,
-                used,
-                Quantity(limits[name]).format,
-                frozenset(h.uid for _, h, amounts in held if amounts is None or amounts.get(name)),
+                holders,
                 frozenset(h.uid for _, h, amounts in held if amounts is None),
             )
     return None
