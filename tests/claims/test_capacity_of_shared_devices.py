@@ -105,20 +105,13 @@ class CapacityModel(RuleBasedStateMachine):
         out: dict[str, Fraction] = {}
         for uid, devices in claims.items():
             for d in devices:
-                consumption = d.get("takes")
+                takes = d.get("takes") or takes_json(draws_of(DEVICES[d["device"]]))
                 if d.get("adminAccess"):
                     continue
                 if kind == "counters":
-                    if consumption is None:
-                        consumption = takes_json(draws_of(DEVICES[d["device"]]))
-                    amount = consumption.get("counters", {}).get(owner, {}).get(name, "0")
-                    out[d["device"]] = number(amount)
+                    out[d["device"]] = number(takes.get("counters", {}).get(owner, {}).get(name, "0"))
                 elif d["device"] == owner:
-                    out[f"{uid} {d.get('shareID')}"] = (
-                        self.limit(0, supply)
-                        if consumption is None
-                        else number(consumption.get("capacity", {}).get(name, "0"))
-                    )
+                    out[f"{uid} {d.get('shareID')}"] = number(takes.get("capacity", {}).get(name, "0"))
         return out
 
     def limit(self, index: int, supply: tuple[str, str, str]) -> Fraction:
@@ -145,9 +138,6 @@ class CapacityModel(RuleBasedStateMachine):
                 out.add(supply)
         return out
 
-    def fits(self, index: int, new_devices: list[dict[str, Any]], claims: dict[str, list[dict[str, Any]]]) -> bool:
-        return not self.shortages(index, new_devices, claims)
-
     def is_stale(self, index: int, uid: str) -> bool:
         """Whether the claim was in preparation by an earlier process, or by this one, which prepares nothing in this test."""
         row = self.db.read(uid)
@@ -157,9 +147,11 @@ class CapacityModel(RuleBasedStateMachine):
     def is_free(self, new_devices: list[dict[str, Any]]) -> bool:
         held = [d for devices in self.claims.values() for d in devices if not d.get("adminAccess")]
         return not any(
-            w["device"] == h["device"] and (not w.get("shareID") or w.get("shareID") in {"", None, h.get("shareID")} or not h.get("shareID"))
-            for w in new_devices if not w.get("adminAccess") for h in held
-        )  # fmt: skip
+            w["device"] == h["device"] and not (w.get("shareID") and h.get("shareID") and w["shareID"] != h["shareID"])
+            for w in new_devices
+            if not w.get("adminAccess")
+            for h in held
+        )
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -176,7 +168,7 @@ class CapacityModel(RuleBasedStateMachine):
                 decision = instance.begin(self.db, record, None, self.supplies[index])
             except OverdrawnError as e:
                 assert self.is_free(new_devices)
-                assert not self.fits(index, new_devices, self.claims)
+                assert self.shortages(index, new_devices, self.claims)
                 assert isinstance(e, OverdrawnByError)
                 # The error is about one supply. The named holders have a part of it. Without them and the stale claims, which are
                 # rolled back when this is enough, the supply suffices, unless the claim exceeds the whole supply.
@@ -202,7 +194,7 @@ class CapacityModel(RuleBasedStateMachine):
             assert isinstance(decision, Prepare)
             break
         assert self.is_free(new_devices)
-        assert self.fits(index, new_devices, self.claims)
+        assert not self.shortages(index, new_devices, self.claims)
         self.claims[uid] = new_devices
 
     @rule(data=st.data())
@@ -240,7 +232,7 @@ class CapacityModel(RuleBasedStateMachine):
     @rule(device=st.sampled_from([d.name for d in PARTITIONS]))
     def insert_record_without_amounts(self, device: str) -> None:
         new_devices = [{"request": "r", "pool": "node", "device": device}]
-        if self.is_free(new_devices) and self.fits(0, [entry(device)], self.claims):
+        if self.is_free(new_devices) and not self.shortages(0, [entry(device)], self.claims):
             uid = f"old-{next(self.numbers)}"
             self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", new_devices))
             self.claims[uid] = new_devices

@@ -86,7 +86,6 @@ class Verifier:
         self.client = client
         self.inventory = inventory
         self.slices = slices
-        self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
         self._resolver = Resolver(driver, name)
