@@ -7,8 +7,10 @@ changing supplies.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -266,6 +268,14 @@ LongCapacityModel.TestCase.settings = settings(CapacityModel.TestCase.settings, 
 test_decisions_against_a_model_in_more_examples = pytest.mark.full(LongCapacityModel.TestCase)
 
 
+@contextlib.contextmanager
+def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
+    process = InstanceLock(tmp_path / "processes")
+    process.acquire()
+    yield memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
+    process.release()
+
+
 @pytest.mark.parametrize(
     ("old", "refused", "allowed"),
     [
@@ -277,15 +287,9 @@ test_decisions_against_a_model_in_more_examples = pytest.mark.full(LongCapacityM
 def test_a_record_without_amounts_counts_as_much_as_it_can_have(
     tmp_path: Path, old: dict[str, Any], refused: dict[str, Any], allowed: dict[str, Any]
 ) -> None:
-    process = InstanceLock(tmp_path)
-    process.acquire()
-    records, transitions = memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
-    records.insert(Record("old", "ns", "c", State.PREPARED, BOOT, "", [{"pool": "node", **old}]))
-    for uid, device in (("refused", refused), ("allowed", allowed)):
-        wanted = Record(uid, "ns", uid, State.PREPARING, BOOT, process.id, [device])
-        if uid == "refused":
-            with pytest.raises(OverdrawnError, match=r"held by claim ns/c \(UID old\) \(amount unknown\)"):
-                transitions.begin(records, wanted, None, make_supply(7, 7, 8))
-        else:
-            assert isinstance(transitions.begin(records, wanted, None, make_supply(7, 7, 8)), Prepare)
-    process.release()
+    with records_and_transitions(tmp_path) as (records, transitions):
+        records.insert(Record("old", "ns", "c", State.PREPARED, BOOT, "", [{"pool": "node", **old}]))
+        wanted = [Record(uid, "ns", uid, State.PREPARING, BOOT, "", [d]) for uid, d in (("r", refused), ("a", allowed))]
+        with pytest.raises(OverdrawnError, match=r"held by claim ns/c \(UID old\) \(amount unknown\)"):
+            transitions.begin(records, wanted[0], None, make_supply(7, 7, 8))
+        assert isinstance(transitions.begin(records, wanted[1], None, make_supply(7, 7, 8)), Prepare)
