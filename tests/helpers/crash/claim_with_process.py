@@ -157,7 +157,7 @@ async def main(folder: Path, verb: str) -> None:
                 "do",
                 "before commit",
                 "after commit",
-                lambda *a: running(uid) and "commit" in _name(a[1]),
+                lambda *a: bool(running(uid)) and _is_commit(a[1]),
             )
             await manager.prepare(ref)
         else:
@@ -166,8 +166,10 @@ async def main(folder: Path, verb: str) -> None:
     raise SystemExit(f"not killed at {os.environ.get('KILL_AT')}")
 
 
-def _name(operation: Any) -> str:
-    return "commit" if "_prepare_fresh.<locals>.<lambda>" in getattr(operation, "__qualname__", "") else ""
+def _is_commit(operation: Any) -> bool:
+    """Whether an operation on the records is the engine's commit of a prepare."""
+    name: str = getattr(operation, "__qualname__", "")
+    return name.endswith("<locals>.commit") or "_prepare_fresh.<locals>.<lambda>" in name
 
 
 if __name__ == "__main__":
