@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
+from dra_kubeletplugin.claims.capacity import draws_of, takes_json
 from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
@@ -108,20 +107,13 @@ class CapacityModel(RuleBasedStateMachine):
         out: dict[str, Fraction] = {}
         for uid, devices in claims.items():
             for d in devices:
-                consumption = d.get("takes")
+                takes = d.get("takes") or takes_json(draws_of(DEVICES[d["device"]]))
                 if d.get("adminAccess"):
                     continue
                 if kind == "counters":
-                    if consumption is None:
-                        consumption = takes_json(draws_of(DEVICES[d["device"]]))
-                    amount = consumption.get("counters", {}).get(owner, {}).get(name, "0")
-                    out[d["device"]] = number(amount)
+                    out[d["device"]] = number(takes.get("counters", {}).get(owner, {}).get(name, "0"))
                 elif d["device"] == owner:
-                    out[f"{uid} {d.get('shareID')}"] = (
-                        self.limit(0, supply)
-                        if consumption is None
-                        else number(consumption.get("capacity", {}).get(name, "0"))
-                    )
+                    out[f"{uid} {d.get('shareID')}"] = number(takes.get("capacity", {}).get(name, "0"))
         return out
 
     def limit(self, index: int, supply: tuple[str, str, str]) -> Fraction:
@@ -148,9 +140,6 @@ class CapacityModel(RuleBasedStateMachine):
                 out.add(supply)
         return out
 
-    def fits(self, index: int, new_devices: list[dict[str, Any]], claims: dict[str, list[dict[str, Any]]]) -> bool:
-        return not self.shortages(index, new_devices, claims)
-
     def is_stale(self, index: int, uid: str) -> bool:
         """Whether the claim was in preparation by an earlier process, or by this one, which prepares nothing in this test."""
         row = self.db.read(uid)
@@ -160,9 +149,11 @@ class CapacityModel(RuleBasedStateMachine):
     def is_free(self, new_devices: list[dict[str, Any]]) -> bool:
         held = [d for devices in self.claims.values() for d in devices if not d.get("adminAccess")]
         return not any(
-            w["device"] == h["device"] and (not w.get("shareID") or w.get("shareID") in {"", None, h.get("shareID")} or not h.get("shareID"))
-            for w in new_devices if not w.get("adminAccess") for h in held
-        )  # fmt: skip
+            w["device"] == h["device"] and not (w.get("shareID") and h.get("shareID") and w["shareID"] != h["shareID"])
+            for w in new_devices
+            if not w.get("adminAccess")
+            for h in held
+        )
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -179,7 +170,7 @@ class CapacityModel(RuleBasedStateMachine):
                 decision = instance.begin(self.db, record, None, self.supplies[index])
             except OverdrawnError as e:
                 assert self.is_free(new_devices)
-                assert not self.fits(index, new_devices, self.claims)
+                assert self.shortages(index, new_devices, self.claims)
                 assert isinstance(e, OverdrawnByError)
                 # The error is about one supply. The named holders have a part of it. Without them and the stale claims, which are
                 # rolled back when this is enough, the supply suffices, unless the claim exceeds the whole supply.
@@ -205,7 +196,7 @@ class CapacityModel(RuleBasedStateMachine):
             assert isinstance(decision, Prepare)
             break
         assert self.is_free(new_devices)
-        assert self.fits(index, new_devices, self.claims)
+        assert not self.shortages(index, new_devices, self.claims)
         self.claims[uid] = new_devices
 
     @rule(data=st.data())
@@ -243,7 +234,7 @@ class CapacityModel(RuleBasedStateMachine):
     @rule(device=st.sampled_from([d.name for d in PARTITIONS]))
     def insert_record_without_amounts(self, device: str) -> None:
         new_devices = [{"request": "r", "pool": "node", "device": device}]
-        if self.is_free(new_devices) and self.fits(0, [entry(device)], self.claims):
+        if self.is_free(new_devices) and not self.shortages(0, [entry(device)], self.claims):
             uid = f"old-{next(self.numbers)}"
             self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", new_devices))
             self.claims[uid] = new_devices
@@ -285,100 +276,20 @@ def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]
     process.release()
 
 
-def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> Record:
-    return Record(uid, "ns", f"name-{uid}", state, BOOT, "", list(devices))
-
-
-def test_a_refusal_reports_the_counter_the_amounts_and_the_holders(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "refused", "allowed"),
+    [
+        ({"device": "line-0", "shareID": "s"}, entry("line-0", "t", "500m"), entry("line-1", "t", "8")),
+        ({"device": "gone"}, entry("x-a"), entry("plain")),
+    ],
+    ids=["a share has its whole device", "an unknown device draws everything of its pool"],
+)
+def test_a_record_without_amounts_counts_as_much_as_it_can_have(
+    tmp_path: Path, old: dict[str, Any], refused: dict[str, Any], allowed: dict[str, Any]
+) -> None:
     with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("one", entry("x-d")))
-        records.insert(claim("two", entry("x-b")))
-        records.insert(claim("other card", entry("y-d")))
-        with pytest.raises(OverdrawnError) as e:
-            transitions.begin(records, claim("new", entry("x-c")), None, make_supply(7, 7, 8))
-        assert str(e.value) == (
-            "device x-c: 30Gi of counter memory in counter set x of pool node are requested and 70Gi exist, of which 60Gi are "
-            "held by claims ns/name-one (UID one), ns/name-two (UID two): this amount is free when their pods have stopped"
-        )
-        assert records.read("new") is None
-
-
-def test_a_refused_share_reports_the_capacity_the_amounts_and_the_holders(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("one", entry("line-0", "s", "2500m")))
-        with pytest.raises(OverdrawnError) as e:
-            transitions.begin(records, claim("new", entry("line-0", "t", "7")), None, make_supply(7, 7, 8))
-        assert str(e.value) == (
-            "device line-0: 7 of capacity lanes of device line-0 in pool node are requested and 8 exist, of which 2500m are held "
-            "by claim ns/name-one (UID one): this amount is free when their pods have stopped"
-        )
-
-
-def test_shares_of_one_partition_draw_its_counters_once(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        for share in "stuv":
-            decision = transitions.begin(records, claim(share, entry("x-shared", share)), None, make_supply(2, 1, 8))
-            assert isinstance(decision, Prepare)
-
-
-def test_a_share_of_unknown_size_has_its_whole_device(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
-        with pytest.raises(OverdrawnError, match="amount unknown"):
-            transitions.begin(records, claim("new", entry("line-0", "t", "500m")), None, make_supply(7, 7, 8))
-        assert isinstance(
-            transitions.begin(records, claim("else", entry("line-1", "t", "8")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-def test_an_unknown_device_draws_everything_of_its_pool(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("old", {"pool": "node", "device": "gone"}))
-        with pytest.raises(OverdrawnError, match=r"ns/name-old \(UID old\) \(amount unknown\)"):
-            transitions.begin(records, claim("new", entry("x-a")), None, make_supply(7, 7, 8))
-        assert isinstance(
-            transitions.begin(records, claim("plain", entry("plain")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-def test_admin_access_consumes_nothing_and_is_never_refused_for_holds_of_other_claims(tmp_path: Path) -> None:
-    with records_and_transitions(tmp_path) as (records, transitions):
-        records.insert(claim("all", entry("x-whole")))
-        admin = claim("admin", entry("x-a", adminAccess=True))
-        assert isinstance(transitions.begin(records, admin, None, make_supply(7, 7, 8)), Prepare)
-        records.forget("all")
-        assert isinstance(
-            transitions.begin(records, claim("new", entry("x-whole")), None, make_supply(7, 7, 8)), Prepare
-        )
-
-
-amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")
-
-
-@given(limit=amounts, held=st.lists(amounts, max_size=6), requested=amounts)
-def test_amounts_are_exact_at_any_size(limit: str, held: list[str], requested: str) -> None:
-    """Also beyond 64 bits, and one billionth above the limit."""
-    device = Device("d", capacity={"c": limit}, allow_multiple_allocations=True)
-    consumptions = [takes_json({}, {"c": Quantity(a)}) for a in [requested, *held]]
-    new_hold, *other_holds = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(consumptions)]
-    shortage_found = shortage([new_hold], other_holds, PoolSupply([device]))
-    numbers = [Fraction(Quantity(a).value) for a in [requested, *held]]
-    assert (shortage_found is not None) == (numbers[0] > 0 and sum(numbers) > Fraction(Quantity(limit).value))
-
-
-def rows_text(takes: dict[str, Any]) -> str:
-    return claim("u", {"pool": "node", "device": "d", "takes": takes}).holds()[0].takes
-
-
-MALFORMED = (
-    "", "[]", "1", "null", '{"counters": 1}', '{"counters": {"s": {"c": "x"}}}', '{"capacity": {"c": "1K"}}', '{"capacity": {"c": 1}}',
-)  # fmt: skip
-
-
-@given(text=st.text() | st.binary() | st.integers() | st.floats() | st.none() | st.sampled_from(["{}", *MALFORMED]))
-def test_a_damaged_amount_is_unknown(text: object) -> None:
-    amounts_read = read_takes(text)
-    if not isinstance(text, str) or text in MALFORMED:
-        assert amounts_read is None
-    elif amounts_read is not None:
-        assert isinstance(json.loads(text), dict)
+        records.insert(Record("old", "ns", "c", State.PREPARED, BOOT, "", [{"pool": "node", **old}]))
+        wanted = [Record(uid, "ns", uid, State.PREPARING, BOOT, "", [d]) for uid, d in (("r", refused), ("a", allowed))]
+        with pytest.raises(OverdrawnError, match=r"held by claim ns/c \(UID old\) \(amount unknown\)"):
+            transitions.begin(records, wanted[0], None, make_supply(7, 7, 8))
+        assert isinstance(transitions.begin(records, wanted[1], None, make_supply(7, 7, 8)), Prepare)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from dra_kubeletplugin import Claim, PreparedDevice
 from dra_kubeletplugin.base.processes.identity import is_alive
 from dra_kubeletplugin.base.processes.local import Launched, LocalRunner, ProcessCommand
 from dra_kubeletplugin.base.processes.supervisor import Supervisor
-from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.processes import ClaimProcesses
-from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.driver.process import ProcessSpec
+from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.claim_with_process import NAME, Daemons, running
 from tests.helpers.waiting import wait_until
@@ -28,14 +29,21 @@ from tests.helpers.waiting import wait_until
 UID = f"uid-{os.getpid()}"  # other workers run tests with processes, too
 
 
-@pytest.fixture
-def api() -> FakeApiServer:
-    return FakeApiServer()
+class Node:
+    """A node with one claim, which several plugin instances prepare and unprepare."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.api = FakeApiServer()
+        self.ref = self.api.allocate("a", UID, "d-0", NAME)
+
+    def plugin(self, driver: Daemons | None = None, **options: Any) -> AbstractAsyncContextManager[RunningManager]:
+        return running_manager(self.folder, driver or Daemons(self.folder), self.api, **options)
 
 
 @pytest.fixture
-def ref(api: FakeApiServer) -> Iterator[ClaimIdentity]:
-    yield api.allocate("a", UID, "d-0", NAME)
+def node(tmp_path: Path) -> Iterator[Node]:
+    yield Node(tmp_path)
     for pid in running(UID):
         os.kill(pid, signal.SIGKILL)
 
@@ -47,17 +55,27 @@ async def step_of(manager: RunningManager) -> dict[str, Any]:
     return data
 
 
+async def check(manager: RunningManager) -> dict[str, str]:
+    """Checks all processes of claims. Returns the faults."""
+    assert manager.claims._processes
+    await manager.claims._processes.check()
+    return dict(manager.claims.process_faults())
+
+
 async def faults_after_exit(manager: RunningManager) -> dict[str, str]:
     """Returns the faults that the watch finds after the process has ended."""
-    watcher = manager.claims._processes
-    assert watcher
 
     async def has_faults() -> bool:
-        await watcher.check()
-        return bool(watcher.faults)
+        return bool(await check(manager))
 
     await wait_until(has_faults, "the end of the process")
-    return dict(watcher.faults)
+    return dict(manager.claims.process_faults())
+
+
+def watched(manager: RunningManager) -> int:
+    """Returns the number of processes that run, as the metrics show it."""
+    (line,) = (line for line in manager.metrics.text().splitlines() if line.startswith(b"dra_claim_processes "))
+    return int(float(line.split()[1]))
 
 
 def logs(manager: RunningManager) -> list[str]:
@@ -65,106 +83,89 @@ def logs(manager: RunningManager) -> list[str]:
 
 
 async def test_a_process_outlives_the_plugin_and_the_next_plugin_ends_it_between_the_steps_around_it(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
+    node: Node,
 ) -> None:
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as manager:
-        await check_success(manager.prepare(ref))
+    async with node.plugin() as manager:
+        await check_success(manager.prepare(node.ref))
         assert len(running(UID)) == 2 and logs(manager) == [f"{UID}.daemon.log"]
-        await check_success(manager.prepare(ref))
+        await check_success(manager.prepare(node.ref))
         assert len(running(UID)) == 2, "a repeated prepare starts nothing"
-    driver = Daemons(tmp_path)
-    async with running_manager(tmp_path, driver, api) as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
+    driver = Daemons(node.folder)
+    async with node.plugin(driver) as second_manager:
+        assert not await check(second_manager) and watched(second_manager) == 1
         assert logs(second_manager) == [f"{UID}.daemon.log"]
-        assert b"dra_claim_processes 1.0" in second_manager.metrics.text()
-        await check_success(second_manager.unprepare(ref))
+        await check_success(second_manager.unprepare(node.ref))
         assert running(UID) == [] and driver.undone_steps == ["limits", "file"] and logs(second_manager) == []
-        assert not await watcher.check()
+        assert not await check(second_manager) and watched(second_manager) == 0
 
 
 async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_the_claim_is_unprepared(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
+    node: Node,
 ) -> None:
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as manager:
-        await check_success(manager.prepare(ref))
+    async with node.plugin() as manager:
+        await check_success(manager.prepare(node.ref))
         os.kill((await step_of(manager))["process"]["pid"], signal.SIGKILL)
         text = "process daemon was killed by SIGKILL"
         assert await faults_after_exit(manager) == {"node/d-0": text}
-        assert manager.claims.process_faults() == {"node/d-0": text}
         assert await manager.claims.notes() == [f"claim ns/a (UID {UID}): {text}"]
         assert await faults_after_exit(manager) and b"dra_claim_process_ends_total 1.0" in manager.metrics.text(), (
             "the exit is counted once"
         )
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as second_manager:
+    async with node.plugin() as second_manager:
         assert await faults_after_exit(second_manager) == {"node/d-0": "process daemon ended"}, (
             "also if it ended while no plugin ran"
         )
         assert running(UID), "its child still runs"
-        await check_success(second_manager.unprepare(ref))
+        await check_success(second_manager.unprepare(node.ref))
         assert running(UID) == []
-        watcher = second_manager.claims._processes
-        assert watcher and not await watcher.check() and not watcher.faults
+        assert not await check(second_manager)
 
 
 @pytest.mark.usefixtures("no_leak")
-async def test_a_cancelled_launch_leaves_no_waiting_process_and_no_descriptor(tmp_path: Path) -> None:
+async def test_a_process_that_was_not_recorded_does_not_stay(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Launched] = []
     may_return = threading.Event()
+    real = LocalRunner.launch
 
-    class SlowRunner(LocalRunner):
-        def launch(self, command: ProcessCommand) -> Launched:
-            launched.append(super().launch(command))
-            assert may_return.wait(30)
-            return launched[0]
+    def launch(self: LocalRunner, command: ProcessCommand) -> Launched:
+        launched.append(real(self, command))
+        assert may_return.wait(30)
+        return launched[-1]
 
-    command = ProcessCommand((sys.executable, "-c", ""), str(tmp_path / "log"), token=UID)
-    task = asyncio.create_task(ClaimProcesses._launch(SlowRunner(), command))
-    await wait_until(lambda: bool(launched), "the launch")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    may_return.set()
-    await wait_until(lambda: not is_alive(launched[0].identity), "the end of the waiting process")
+    async def record(step: dict[str, Any]) -> None:
+        raise RecordsError("the disk is full")
 
-
-async def test_a_process_is_watched_from_the_start_of_its_claim_s_prepare(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
-    driver = Daemons(tmp_path)
-    async with running_manager(tmp_path, driver, api) as manager:
-        watcher, counts = manager.claims._processes, list[int]()
-        assert watcher
-
-        async def ready() -> bool:
-            counts.append(await watcher.check())
-            return True
-
-        driver.options = {"ready": ready}
-        await check_success(manager.prepare(ref))
-        assert counts == [1], "the next check comes soon, not after the pause of a node without processes"
-        await check_success(manager.unprepare(ref))
+    monkeypatch.setattr(LocalRunner, "launch", launch)
+    options: dict[str, Any] = {"env": {}, "cwd": "/", "ready": None, "stop": [], "devices": []}
+    spec = ProcessSpec(name="x", argv=[sys.executable], ready_timeout=9, stop_timeout=9, **options)
+    async with node.plugin() as manager:
+        processes = ClaimProcesses(manager.driver, manager.calls, manager.settings, manager.process)
+        cancelled = asyncio.create_task(processes.start(UID, spec, record))
+        await wait_until(lambda: bool(launched), "the launch")
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        may_return.set()
+        with pytest.raises(RecordsError):
+            await processes.start(UID, spec, record)
+        assert len(launched) == 2
+        await wait_until(lambda: not any(is_alive(found.identity) for found in launched), "the end of both processes")
 
 
 async def test_a_claim_that_is_unprepared_during_a_check_has_no_fault(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as manager:
-        await check_success(manager.prepare(ref))
-        watcher = manager.claims._processes
-        assert watcher
-        rows = await manager.claims.store.everything()
-        results = iter([rows])
+    async with node.plugin() as manager:
+        await check_success(manager.prepare(node.ref))
+        watcher, rows = manager.claims._processes, await manager.claims.store.everything()
+        await check_success(manager.unprepare(node.ref))
+        results: list[Any] = [[], rows]
 
         async def read() -> Any:
-            if first_result := next(results, None):
-                return first_result
-            return await manager.claims.store.everything()
+            return results.pop()
 
         monkeypatch.setattr(watcher, "_rows", read)
-        await check_success(manager.unprepare(ref))
-        await watcher.check()
-        assert not watcher.faults
+        assert not await check(manager)
 
 
 @pytest.mark.parametrize(
@@ -173,38 +174,23 @@ async def test_a_claim_that_is_unprepared_during_a_check_has_no_fault(
         ("raise SystemExit(3)", {}, "process daemon ended with exit code 3 before it was ready"),
         ("print('loading', flush=True); import time; time.sleep(600)", {"ready_timeout": 0.2}, "process daemon was not ready after 0.2 s"),
         ("", {"cwd": "/nonexistent"}, "cannot be started"),
-        ("", {"env": {"PATH": "/nonexistent"}, "argv": "nosuch"}, "the program nosuch was not found; PATH is /nonexistent"),
     ],
-    ids=["ends", "slow", "folder", "program"],
+    ids=["ends", "slow", "folder"],
 )  # fmt: skip
 async def test_a_process_that_does_not_start_fails_the_prepare_and_leaves_nothing(
-    tmp_path: Path,
-    api: FakeApiServer,
-    ref: ClaimIdentity,
-    caplog: pytest.LogCaptureFixture,
-    program: str,
-    options: dict[str, Any],
-    text: str,
+    node: Node, caplog: pytest.LogCaptureFixture, program: str, options: dict[str, Any], text: str
 ) -> None:
-    class StartingDriver(Daemons):
-        def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            if argv := options.get("argv"):
-                claim.start_process("daemon", [argv], env=options["env"])
-            return super().prepare(claim)
-
-    driver = StartingDriver(tmp_path)
-    driver.program, driver.options = program, {k: v for k, v in options.items() if k != "argv"}
-    async with running_manager(tmp_path, driver, api) as manager:
-        error = await error_of(manager.prepare(ref))
+    driver = Daemons(node.folder)
+    driver.program, driver.options = program, options
+    async with node.plugin(driver) as manager:
+        error = await error_of(manager.prepare(node.ref))
         assert text in error
         assert running(UID) == [] and await manager.records() == {} and logs(manager) == []
         if "not ready" in text:
             assert "the end of its output: loading" in caplog.text
 
 
-async def test_invalid_arguments_are_an_error_of_the_driver(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
+async def test_invalid_arguments_are_an_error_of_the_driver(node: Node) -> None:
     class Wrong(Daemons):
         call: Any = None
 
@@ -223,56 +209,40 @@ async def test_invalid_arguments_are_an_error_of_the_driver(
         "ready is 'file'": lambda c: c.start_process("x", program, ready="file"),
         "the claim has a process of this name": lambda c: [c.start_process("x", program) for _ in range(2)],
     }
-    driver = Wrong(tmp_path)
-    async with running_manager(tmp_path, driver, api) as manager:
+    driver = Wrong(node.folder)
+    async with node.plugin(driver) as manager:
         for text, driver.call in invalid_calls.items():
-            assert text in await error_of(manager.prepare(ref))
+            assert text in await error_of(manager.prepare(node.ref))
         type(driver).processes = False
         driver.call = lambda c: c.start_process("x", program)
-        assert "set processes = True in class Wrong" in await error_of(manager.prepare(ref))
+        assert "set processes = True in class Wrong" in await error_of(manager.prepare(node.ref))
         assert running(UID) == []
 
 
-async def test_an_async_driver_awaits_its_process_and_a_missing_await_fails_the_prepare(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
+async def test_an_async_driver_awaits_its_process_and_a_missing_await_fails_the_prepare(node: Node) -> None:
     class AsyncDriver(Daemons):
         is_await_missing = True
 
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
-            (tmp_path / "file").unlink(missing_ok=True)
+            (node.folder / "file").unlink(missing_ok=True)
 
             async def ready() -> bool:
-                return (tmp_path / "file").exists()
+                return (node.folder / "file").exists()
 
             started = claim.start_process(
-                "daemon", [sys.executable, "-I", "-S", "-c", self.program, tmp_path / "file"], ready=ready
+                "daemon", [sys.executable, "-I", "-S", "-c", self.program, node.folder / "file"], ready=ready
             )
             if not self.is_await_missing:
                 await started
                 assert len(running(UID)) == 2
             return [d.prepared() for d in claim.devices]
 
-    async with running_manager(tmp_path, AsyncDriver(tmp_path), api) as manager:
-        assert "claim.start_process('daemon', ...) was not awaited" in await error_of(manager.prepare(ref))
+    async with node.plugin(AsyncDriver(node.folder)) as manager:
+        assert "claim.start_process('daemon', ...) was not awaited" in await error_of(manager.prepare(node.ref))
         assert running(UID) == []
         AsyncDriver.is_await_missing = False
-        await check_success(manager.prepare(ref))
-        await check_success(manager.unprepare(ref))
-        assert running(UID) == []
-
-
-async def test_both_instances_of_an_update_watch_the_process_and_either_can_end_it(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
-    async with (
-        running_manager(tmp_path, Daemons(tmp_path), api) as old_manager,
-        running_manager(tmp_path, Daemons(tmp_path), api) as new_manager,
-    ):
-        await check_success(old_manager.prepare(ref))
-        watcher = new_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
-        await check_success(new_manager.unprepare(ref))
+        await check_success(manager.prepare(node.ref))
+        await check_success(manager.unprepare(node.ref))
         assert running(UID) == []
 
 
@@ -290,59 +260,53 @@ async def change(manager: RunningManager, process: dict[str, str], token: str | 
     await manager.claims.store.do(lambda records: records.update(record, record.fence))
 
 
-async def test_a_process_in_the_container_of_another_instance_is_kept_while_the_instance_runs(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
+async def test_either_instance_of_an_update_ends_a_process_unless_it_runs_in_the_container_of_the_other_one(
+    node: Node,
 ) -> None:
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as new_manager:
-        async with running_manager(tmp_path, Daemons(tmp_path), api) as old_manager:
-            await check_success(old_manager.prepare(ref))
+    async with node.plugin() as new_manager:
+        async with node.plugin() as old_manager:
+            await check_success(old_manager.prepare(node.ref))
+            assert not await check(new_manager) and watched(new_manager) == 1
+            await check_success(new_manager.unprepare(node.ref))
+            assert running(UID) == []
+            await check_success(old_manager.prepare(node.ref))
             await change(old_manager, {"namespace": "of another container"})
-            watcher = new_manager.claims._processes
-            assert watcher and await watcher.check() == 1 and not watcher.faults
-            assert "runs in the container of another plugin instance" in await error_of(new_manager.unprepare(ref))
-            (row,) = await new_manager.claims.store.everything()
-            assert isinstance(row, Record), "the devices stay held"
-        await check_success(new_manager.unprepare(ref))
+            assert not await check(new_manager) and watched(new_manager) == 1
+            assert "runs in the container of another plugin instance" in await error_of(new_manager.unprepare(node.ref))
+            assert UID in await new_manager.records(), "the devices stay held"
+        await check_success(new_manager.unprepare(node.ref))
         assert await new_manager.records() == {}
 
 
-async def test_after_a_reboot_another_process_with_the_same_id_and_start_time_is_not_killed(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
-) -> None:
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as manager:
-        await check_success(manager.prepare(ref))
+async def test_after_a_reboot_another_process_with_the_same_id_and_start_time_is_not_killed(node: Node) -> None:
+    async with node.plugin() as manager:
+        await check_success(manager.prepare(node.ref))
         other_processes = running(UID)
         await change(manager, {"boot": "earlier"}, "of the process before the reboot")
-    async with running_manager(tmp_path, Daemons(tmp_path), api, boot="later") as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() and not watcher.faults, (
-            "no fault prevents another prepare of the claim"
-        )
-        await check_success(second_manager.unprepare(ref))
+    async with node.plugin(boot="later") as second_manager:
+        assert not await check(second_manager), "no fault prevents another prepare of the claim"
+        await check_success(second_manager.unprepare(node.ref))
         assert await second_manager.records() == {} and running(UID) == other_processes
 
 
 async def test_a_process_of_a_supervisor_is_found_and_ended_by_any_instance_and_ends_with_the_supervisor(
-    tmp_path: Path, api: FakeApiServer, ref: ClaimIdentity
+    node: Node,
 ) -> None:
-    import threading
-
-    supervisor = Supervisor(tmp_path / "s.sock")
+    supervisor = Supervisor(node.folder / "s.sock")
     supervisor.open()
     threading.Thread(target=supervisor.run, daemon=True).start()
-    options = {"process_supervisor": str(supervisor.path)}
-    async with running_manager(tmp_path, Daemons(tmp_path), api, **options) as manager:
-        await check_success(manager.prepare(ref))
+    options: dict[str, Any] = {"process_supervisor": str(supervisor.path)}
+    async with node.plugin(**options) as manager:
+        await check_success(manager.prepare(node.ref))
         assert (await step_of(manager))["supervisor"] == str(supervisor.path)
-    async with running_manager(tmp_path, Daemons(tmp_path), api) as second_manager:
-        watcher = second_manager.claims._processes
-        assert watcher and await watcher.check() == 1 and not watcher.faults
-        await check_success(second_manager.unprepare(ref))
+    async with node.plugin() as second_manager:
+        assert not await check(second_manager) and watched(second_manager) == 1
+        await check_success(second_manager.unprepare(node.ref))
         assert running(UID) == []
-    async with running_manager(tmp_path, Daemons(tmp_path), api, **options) as third_manager:
-        await check_success(third_manager.prepare(ref))
+    async with node.plugin(**options) as third_manager:
+        await check_success(third_manager.prepare(node.ref))
         supervisor.close()
         assert await faults_after_exit(third_manager) == {
             "node/d-0": "process daemon ended together with its process supervisor"
         }
-        await check_success(third_manager.unprepare(ref))
+        await check_success(third_manager.unprepare(node.ref))

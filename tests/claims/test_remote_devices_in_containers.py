@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.kube.resource import NODES
 from tests.helpers.drivers import Toy
 
 RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
-NODE_FIELDS: dict[str, dict[str, Any]] = {
-    "all nodes": {"allNodes": True},
-    "a label": {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [RACK]}]}},
-}
 
 
-@pytest.mark.parametrize("node_field", NODE_FIELDS.values(), ids=NODE_FIELDS)
-async def test_a_pod_gets_a_device_of_the_controller_s_pool_with_a_device_of_this_node(
-    node_field: dict[str, Any],
-) -> None:
+async def test_a_pod_gets_a_device_of_the_controller_s_pool_with_a_device_of_this_node() -> None:
     class OneDeviceDriver(Toy):
         async def devices(self) -> list[Device]:
             return [Device("toy-0", {"index": 0})]
@@ -37,7 +26,7 @@ async def test_a_pod_gets_a_device_of_the_controller_s_pool_with_a_device_of_thi
                 "driver": OneDeviceDriver.name,
                 "pool": {"name": "fabric", "generation": 1, "resourceSliceCount": 1},
                 "devices": [{"name": "f-7", "attributes": {"index": {"int": 7}}}],
-                **node_field,
+                "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [RACK]}]},
             },
         }
         await node.cluster.apply(fabric)

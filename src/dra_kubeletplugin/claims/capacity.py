@@ -11,14 +11,17 @@ import contextlib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from ..base.json_types import JSON
-from ..resourceapi.quantity import Format, Quantity, QuantityRangeError
+from ..devices.inventory import Inventory
+from ..resourceapi.amounts import Capacity
+from ..resourceapi.quantity import Quantity, QuantityRangeError
 from ..resourceapi.types import Device
 
+T = TypeVar("T")
 _NANO = 9  # decimal places: one billionth is the smallest amount that Kubernetes has
 _CONTEXT = Context(prec=120)
 _MAX_DIGITS = 80  # digits; no real amount has more
@@ -38,53 +41,60 @@ class Hold(NamedTuple):
     uid: str  # of the claim
 
 
-class Supply(Protocol):
-    """The current limits, and the amounts that devices currently draw. The methods are called from the record thread."""
+class Supply:
+    """The current limits, and the amounts that devices currently draw: of the inventory, and of one claim's devices in other pools.
+
+    Its methods can be called from the record thread: the data that they read is replaced, never changed in place.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._devices: dict[tuple[str, str], Device] = {}
+        self._counters: dict[tuple[str, str], Mapping[str, str]] = {}
+
+    def add(self, pool: str, device: Device, counter_sets: Mapping[str, Mapping[str, str]]) -> None:
+        """Adds a device of another process's pool, with the counter sets of the pool."""
+        self._devices[pool, device.name] = device
+        self._counters |= {(pool, name): amounts for name, amounts in counter_sets.items()}
 
     def draws(self, pool: str, name: str) -> JSON | None:
         """Returns the amounts that a device draws now, by counter set and counter; None if the device is not known."""
+        device = self._devices.get((pool, name))
+        return draws_of(device) if device else self._inventory.draws(name, pool)
 
     def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
         """Returns the capacity amounts of a device; None if the device is not known."""
+        device = self._devices.get((pool, name)) or self._inventory.find(name, pool)
+        if device is None:
+            return None
+        return {n: str(c.value if isinstance(c, Capacity) else Quantity(c)) for n, c in device.capacity.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Returns the amounts of a counter set by counter; None if the counter set is not known."""
+        return self._counters.get((pool, counter_set)) or self._inventory.counters(pool, counter_set)
 
 
 class Shortage(msgspec.Struct, frozen=True):
     """A counter or capacity that is too small for a claim: the claim requests more than the other claims leave.
 
-    Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.
-    ``unknown`` are the UIDs of holders whose taken amounts are not known.
+    ``holders`` are the UIDs of the claims that hold some of the amount. ``unknown`` are the UIDs of holders whose taken amounts are not
+    known.
     """
 
-    resource: str
+    text: str
     devices: Sequence[str]
-    requested: int
-    limit: int
-    held: int
-    format: Format
     holders: frozenset[str]
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        requested, limit, held = (
-            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.requested, self.limit, self.held)
-        )
-        rest = f", of which {held} are held" if self.holders else ""
-        return f"{requested} of {self.resource} are requested and {limit} exist{rest}"
+        return self.text
 
 
-class _Takes(msgspec.Struct, frozen=True):
-    counters: dict[str, dict[str, str]] = {}
-    capacity: dict[str, str] = {}
+class Takes(msgspec.Struct, Generic[T], frozen=True):
+    """Amounts of one hold: by counter set and counter, and by capacity name. The record has texts; sums need billionths."""
 
-
-class Takes(NamedTuple):
-    """Amounts of one hold: by counter set and counter, and by capacity name."""
-
-    counters: Mapping[str, Mapping[str, int]]
-    capacity: Mapping[str, int]
+    counters: dict[str, dict[str, T]] = {}
+    capacity: dict[str, T] = {}
 
 
 def takes_json(counters: JSON, consumed: Mapping[str, Quantity] | None = None) -> JSON:
@@ -105,22 +115,26 @@ def draws_of(device: Device) -> JSON:
     return {s: {n: str(Quantity(v)) for n, v in c.items()} for s, c in device.consumes_counters.items()}
 
 
+def encoded(takes: object) -> str:
+    """Encodes ``takes`` of a recorded device as the text of a hold; empty if the amounts are not known."""
+    if not isinstance(takes, dict):
+        return ""
+    return msgspec.json.encode(takes).decode() if takes else "{}"
+
+
 @functools.lru_cache(512)  # partitions of the same kind take the same amounts
-def read_takes(text: object) -> Takes | None:
+def read_takes(text: str) -> Takes[int] | None:
     """Decodes the JSON text of :func:`takes_json`; None for text that cannot be read."""
     try:
-        found = msgspec.json.decode(text, type=_Takes) if isinstance(text, str) else None
-        if found is None:
-            return None
-        counters = {s: {n: _taken(v) for n, v in c.items()} for s, c in found.counters.items()}
-        return Takes(counters, {n: _taken(v) for n, v in found.capacity.items()})
+        found = msgspec.json.decode(text, type=Takes[str])
+        return Takes({s: _amounts(c) for s, c in found.counters.items()}, _amounts(found.capacity))
     except (ValueError, RecursionError):
         return None
 
 
-def _taken(amount: str) -> int:
-    """Returns an amount in billionths, at least 0. A negative amount would increase the amount that other claims can take."""
-    return max(0, nano(amount))
+def _amounts(texts: Mapping[str, str]) -> dict[str, int]:
+    # At least 0: a negative amount would increase the amount that other claims can take.
+    return {name: max(0, nano(text)) for name, text in texts.items()}
 
 
 @functools.lru_cache(512)
@@ -138,115 +152,90 @@ def nano(text: str) -> int:
     return -_MAX_AMOUNT if text.startswith("-") else _MAX_AMOUNT
 
 
+def shared_supplies(wanted: Iterable[Hold]) -> set[tuple[str, str | None]]:
+    """Returns the devices whose other holds must be counted together with ``wanted``, as pairs of pool and device.
+
+    The device is None if ``wanted`` draws counters of the pool: then the holds of all its devices count.
+    """
+    takes = ((h, t) for h in wanted if (t := read_takes(h.takes)))
+    return {(h.pool, None if t.counters else h.device) for h, t in takes if t.counters or t.capacity}
+
+
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
     """Returns the first counter or capacity whose limit is below the sum of ``wanted`` and ``held``; None if there is none.
 
-    The amounts of a hold are unknown if an older version of the plugin or ``recover()`` recorded it. A share with unknown amounts counts
-    as the whole device. A device with unknown amounts counts with the amounts that it draws now. If the device is no longer known either,
-    it counts as drawing each counter entirely.
+    The amounts of a hold are unknown if ``recover()`` returned it. A share with unknown amounts counts as the whole device. A device with
+    unknown amounts counts with the amounts that it draws now. If the device is no longer known either, it counts as drawing each counter
+    entirely.
     """
-    wanted_takes = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
-    return _counter_shortage(wanted_takes, held, supply) or _capacity_shortage(wanted_takes, held, supply)
-
-
-def _counter_shortage(
-    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
-) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, s) for h, t in wanted_takes for s in t.counters):
-        limits = supply.counters(pool, name)
-        if limits is None:
-            continue
-        requested = {h.device: t.counters[name] for h, t in wanted_takes if h.pool == pool and name in t.counters}
-        drawn = [(h, c) for h in held if h.pool == pool and (c := _drawn(h, name, supply)) != {}]
-        for counter in dict.fromkeys(c for counters in requested.values() for c in counters):
-            if counter not in limits:
-                continue
-            limit = nano(limits[counter])
-            # A device draws its counters once, also if several claims hold shares of it.
-            before: dict[str, int] = {}
-            for h, c in drawn:
-                before[h.device] = max(before.get(h.device, 0), limit if c is None else c.get(counter, 0))
-            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in requested.items()}
-            used, total = sum(before.values()), sum(after.values())
-            if total > used and total > limit:
-                return Shortage(
-                    f"counter {counter} in counter set {name} of pool {pool}",
-                    [d for d, has in after.items() if has > before.get(d, 0)],
-                    total - used,
-                    limit,
-                    used,
-                    Quantity(limits[counter]).format,
-                    frozenset(h.uid for h, c in drawn if c is None or c.get(counter)),
-                    frozenset(h.uid for h, c in drawn if c is None),
-                )
+    takes = [(h, t) for h in wanted if (t := read_takes(h.takes))]
+    for pool, name in dict.fromkeys((h.pool, s) for h, t in takes for s in t.counters):
+        # A device draws its counters once, also if several claims hold shares of it.
+        found = _shortage(
+            "counter",
+            f"in counter set {name} of pool {pool}",
+            supply.counters(pool, name) or {},
+            [(h.device, h, t.counters[name]) for h, t in takes if h.pool == pool and name in t.counters],
+            [(h.device, h, _drawn(h, name, supply)) for h in held if h.pool == pool],
+        )
+        if found:
+            return found
+    for key in dict.fromkeys((h.pool, h.device) for h, t in takes if h.share and t.capacity):
+        found = _shortage(
+            "capacity",
+            f"of device {key[1]} in pool {key[0]}",
+            supply.capacity(*key) or {},
+            [((h.uid, h.share), h, t.capacity) for h, t in takes if (h.pool, h.device) == key],
+            [
+                ((h.uid, h.share), h, t.capacity if (t := read_takes(h.takes)) else None)
+                for h in held
+                if (h.pool, h.device) == key
+            ],
+        )
+        if found:
+            return found
     return None
 
 
 def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | None:
     """Returns the amounts that a hold draws from a counter set; None if they are not known."""
     takes = read_takes(hold.takes)
-    if takes is None:
-        draws = supply.draws(hold.pool, hold.device)
-        takes = None if draws is None else read_takes(encoded(takes_json(draws)))
-    return None if takes is None else takes.counters.get(counter_set, {})
+    if takes is None and (draws := supply.draws(hold.pool, hold.device)) is not None:
+        takes = read_takes(encoded(takes_json(draws)))
+    return takes.counters.get(counter_set, {}) if takes else None
 
 
-def _capacity_shortage(
-    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
+def _shortage(
+    kind: str,
+    place: str,
+    limits: Mapping[str, str],
+    wanted: Sequence[tuple[object, Hold, Mapping[str, int]]],
+    held: Sequence[tuple[object, Hold, Mapping[str, int] | None]],
 ) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, h.device) for h, t in wanted_takes if h.share and t.capacity):
-        limits = supply.capacity(pool, name)
-        if limits is None:
-            continue
-        requested = [t.capacity for h, t in wanted_takes if (h.pool, h.device) == (pool, name)]
-        taken = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
-        for capacity in dict.fromkeys(c for amounts in requested for c in amounts):
-            if capacity not in limits:
-                continue
-            limit = nano(limits[capacity])
-            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in taken)
-            more = sum(amounts.get(capacity, 0) for amounts in requested)
-            if more > 0 and used + more > limit:
-                return Shortage(
-                    f"capacity {capacity} of device {name} in pool {pool}",
-                    [name],
-                    more,
-                    limit,
-                    used,
-                    Quantity(limits[capacity]).format,
-                    frozenset(h.uid for h, t in taken if t is None or t.capacity.get(capacity)),
-                    frozenset(h.uid for h, t in taken if t is None),
-                )
-    return None
+    """Returns the first shortage of one counter set or device.
 
-
-def decoded(text: object) -> JSON | None:
-    """Returns the amounts of a hold as its record stores them; None if they are not known."""
-    if read_takes(text) is None:
-        return None
-    out: JSON = msgspec.json.decode(str(text))
-    return out
-
-
-def encoded(takes: object) -> str:
-    """Encodes ``takes`` of a recorded device as the text of a hold; empty if the amounts are not known."""
-    if not isinstance(takes, dict):
-        return ""
-    return msgspec.json.encode(takes).decode() if takes else "{}"
-
-
-def shared_supplies(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
-    """Returns the devices whose other holds must be counted together with ``wanted``, as pairs of pool and device.
-
-    The device is None if ``wanted`` draws counters of the pool: then the holds of all its devices count.
+    Args:
+        wanted: for each hold, the taker (holds of one taker take an amount once), the hold, and its amounts.
+        held: the same for other claims; the amounts are None if they are not known.
     """
-    out: dict[tuple[str, str | None], None] = {}
-    for hold in wanted:
-        takes = read_takes(hold.takes)
-        if takes is None:
-            continue
-        if takes.counters:
-            out[hold.pool, None] = None
-        elif takes.capacity:
-            out[hold.pool, hold.device] = None
-    return [(pool, device) for pool, device in out if device is None or (pool, None) not in out]
+    for name in dict.fromkeys(n for _, _, amounts in wanted for n in amounts if n in limits):
+        limit = nano(limits[name])
+        before: dict[object, int] = {}
+        for taker, _, amounts in held:
+            before[taker] = max(before.get(taker, 0), limit if amounts is None else amounts.get(name, 0))
+        after = before.copy()
+        for taker, _, amounts in wanted:
+            after[taker] = max(after.get(taker, 0), amounts.get(name, 0))
+        used, total = sum(before.values()), sum(after.values())
+        if total > used and total > limit:
+            form = Quantity(limits[name]).format
+            requested, exist, used_up = (Quantity(Decimal(n).scaleb(-_NANO), form) for n in (total - used, limit, used))
+            holders = frozenset(h.uid for _, h, amounts in held if amounts is None or amounts.get(name))
+            rest = f", of which {used_up} are held" if holders else ""
+            return Shortage(
+                f"{requested} of {kind} {name} {place} are requested and {exist} exist{rest}",
+                list(dict.fromkeys(h.device for taker, h, _ in wanted if after[taker] > before.get(taker, 0))),
+                holders,
+                frozenset(h.uid for _, h, amounts in held if amounts is None),
+            )
+    return None

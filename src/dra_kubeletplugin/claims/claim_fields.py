@@ -6,7 +6,6 @@ encoded until they are resolved. Managed fields and device statuses stay encoded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from ..base.json_types import JSON
 from ..driver.results import AllocationResult
 from ..resourceapi.allocation import node_of
-from ..resourceapi.encoded import config_entries, from_json
+from ..resourceapi.encoded import from_json
 
 T = TypeVar("T")
 DeviceKey = tuple[str, str, str]  # pool, device, share id
@@ -42,24 +41,24 @@ class DeviceResult(AllocationResult, rename="camel"):
         return self.pool, self.device, self.share_id or ""
 
 
-class _AllocatedDevices(msgspec.Struct):
-    results: list[DeviceResult] | None = None
+class _AllocatedDevices(msgspec.Struct, frozen=True):
+    results: list[DeviceResult] = []
     config: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Allocation(msgspec.Struct, rename="camel"):
-    devices: _AllocatedDevices | None = None
-    allocation_timestamp: str | None = None
-    node_selector: JSON | None = None
+class _Allocation(msgspec.Struct, frozen=True, rename="camel"):
+    devices: _AllocatedDevices = _AllocatedDevices()
+    allocation_timestamp: str = ""
+    node_selector: JSON = {}
 
 
-class _Status(msgspec.Struct, rename="camel"):
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
     allocation: _Allocation | None = None
-    reserved_for: list[JSON] | None = None
+    reserved_for: list[JSON] = []
     devices: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str
     name: str = ""
     namespace: str = ""
@@ -67,11 +66,11 @@ class _Metadata(msgspec.Struct, rename="camel"):
     managed_fields: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class ClaimFields(msgspec.Struct):
-    """A ResourceClaim; all API versions have these fields in the same form."""
+class ClaimFields(msgspec.Struct, frozen=True):
+    """A ResourceClaim; all API versions have these fields in the same form. The API server leaves empty fields out."""
 
     metadata: _Metadata
-    status: _Status | None = None
+    status: _Status = _Status()
 
     @classmethod
     def decode(cls, encoded: bytes | msgspec.Raw) -> ClaimFields:
@@ -80,41 +79,28 @@ class ClaimFields(msgspec.Struct):
         return found
 
     @property
-    def allocation(self) -> _Allocation | None:
-        return self.status.allocation if self.status else None
-
-    @property
     def allocated_at(self) -> str:
         """The allocation's timestamp, which differs between two allocations of the same devices. Empty if there is none."""
-        return (self.allocation.allocation_timestamp if self.allocation else None) or ""
+        return self.status.allocation.allocation_timestamp if self.status.allocation else ""
 
     @property
     def node(self) -> str:
         """The single node where the allocation can be used; empty if there may be several."""
-        return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
-
-    @property
-    def reserved_for(self) -> Sequence[JSON]:
-        return (self.status.reserved_for if self.status else None) or ()
+        allocation = self.status.allocation or _Allocation()
+        return node_of({"status": {"allocation": {"nodeSelector": allocation.node_selector}}})
 
     @property
     def encoded_config(self) -> msgspec.Raw:
-        """``status.allocation.devices.config`` as JSON."""
-        devices = self.allocation.devices if self.allocation else None
-        return devices.config if devices else msgspec.Raw(b"null")
-
-    def config(self) -> Sequence[JSON]:
-        """Returns the configuration entries of the allocation, with encoded parameters."""
-        return config_entries(self.encoded_config)
+        """``status.allocation.devices.config`` as JSON, for :func:`config_entries`."""
+        return (self.status.allocation or _Allocation()).devices.config
 
     def results(self, driver: str) -> list[DeviceResult]:
         """Returns the allocated devices of one driver."""
-        devices = self.allocation.devices if self.allocation else None
-        return [r for r in (devices.results if devices else None) or () if r.driver == driver]
+        return [r for r in (self.status.allocation or _Allocation()).devices.results if r.driver == driver]
 
     def device_statuses(self, entry: type[T]) -> list[T]:
         """Decodes the entries of ``status.devices``. Raises ``msgspec.DecodeError``."""
-        return (from_json(self.status.devices, list[entry] | None) if self.status else None) or []  # type: ignore[valid-type]
+        return from_json(self.status.devices, list[entry] | None) or []  # type: ignore[valid-type]
 
     def managed_fields(self) -> list[JSON]:
         """Decodes ``metadata.managedFields``. Raises ``msgspec.DecodeError``."""

@@ -25,8 +25,7 @@ from .inflight import ClaimTasks
 from .instance_lock import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
-from .process_watcher import ProcessWatcher
-from .processes import ClaimProcesses
+from .processes import ClaimProcesses, ProcessWatcher
 from .reconcile import Reconciler
 from .record import Record, Row, UnreadableRecord
 from .recovery import Recovery

@@ -1,7 +1,8 @@
-"""Starts and ends the processes of claims. A process belongs to the record of its claim, and not to the plugin process that started it.
+"""Starts, watches and ends the processes of claims.
 
-The record stores each process as an undo step with the reserved name ``@process``. The record contains the process id and the start
-time before the program runs. So any later plugin process can end it, and no program runs that no record names.
+A process belongs to the record of its claim, and not to the plugin process that started it. The record stores each process as an undo
+step with the reserved name ``@process``, with the process id and the start time, before the program runs. So any later plugin process can
+end it, and no program runs that no record names.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,22 @@ from ..base.processes.local import (
     log_tail,
 )
 from ..base.settings import Settings
+from ..base.telemetry.logs import claim_fields
+from ..base.telemetry.metrics import Metrics
 from ..base.threads import in_own_thread
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.process import ProcessSpec
-from ..errors import DriverError, RecordsError, RetryableError, describe, printable
+from ..errors import DraError, DriverError, RecordsError, RetryableError, describe, printable
+from ..kube.event_recorder import EventRecorder, claim_subject
 from .instance_lock import InstanceLock
+from .record import Record, Row, State
 
 log = logging.getLogger(__name__)
 STEP = "@process"
 """The name of the undo step of a process; it is no Python name, so no driver has a method for it."""
 LOGS = "process-logs"  # name of the folder in the driver's folder
+_CHECK_INTERVAL = 1.0  # seconds
 _PAUSES = 0.02, 0.5  # seconds between two calls of `ready`: first, longest
 RecordUndoStep = Callable[[dict[str, Any]], Awaitable[None]]  # adds an undo step to the claim's record
 
@@ -76,8 +82,6 @@ class ClaimProcesses:
     """
 
     def __init__(self, driver: Driver, calls: Calls, settings: Settings, instances: InstanceLock) -> None:
-        self.started = asyncio.Event()
-        """Set when a process was started."""
         self._driver = driver
         self._calls = calls
         socket = settings.process_supervisor
@@ -94,27 +98,31 @@ class ClaimProcesses:
         """
         if not self._driver.processes:
             raise DriverError(f"{spec.call}: set processes = True in class {type(self._driver).__name__}")
-        command = self._command(uid, spec)
-        runner = self._runner(self._supervisor)
+        command, runner = self._command(uid, spec), self._runner(self._supervisor)
+        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
         try:
-            launched = await self._launch(runner, command)
-        except RetryableError:
+            launched = await asyncio.shield(launching)
+            found = RecordedProcess(
+                spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
+            )
+            await record({"step": STEP, "data": msgspec.to_builtins(found)})
+        except BaseException:
+            # No record names the process, so it must not stay, also if this task is cancelled during the launch.
+            launching.add_done_callback(_abandon)
             _remove_log(Path(command.log))
             raise
-        found = RecordedProcess(
-            spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
-        )
-        recorded = False
-        try:
-            await record({"step": STEP, "data": msgspec.to_builtins(found)})
-            recorded = True
-        finally:
-            if not recorded:
-                _in_background(launched.abandon)
         # Shielded: a cancellation between the record and this call would leave a process that waits for ever.
         await asyncio.shield(in_own_thread(launched.go))
-        self.started.set()
-        await self._wait_until_ready(runner, found, spec)
+        deadline, backoff = time.monotonic() + spec.ready_timeout, Backoff(*_PAUSES)
+        while spec.ready is not None:
+            state = await in_own_thread(runner.state, found.process)
+            if not state.running:
+                raise _not_ready(found, f"process {found.name} {state.text} before it was ready")
+            if await self._calls(spec.ready):
+                break
+            if time.monotonic() > deadline:
+                raise _not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
+            await asyncio.sleep(backoff.next())
         log.info("started a process of a claim: %s, process id %d", spec.name, launched.identity.pid)
 
     async def end(self, data: Mapping[str, Any]) -> None:
@@ -139,22 +147,11 @@ class ClaimProcesses:
             return self._runner(found.supervisor).state(found.process)
         return ProcessState(running=False, text="ended together with the plugin's container")
 
-    def cut_log(self, found: RecordedProcess) -> None:
-        """Cuts the log of a process if it is too large. It blocks."""
-        try:
-            cut_log(Path(found.command.log))
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            log.warning("cannot cut the log of a process: %s", describe(e))
-
     def remove_logs(self, uids: Collection[str]) -> None:
         """Removes the logs of all claims except ``uids``: a plugin that dies before it records a process leaves a log. It blocks."""
         for path in named(self._logs, "", ".log"):
             if path.name.partition(".")[0] not in uids:
                 _remove_log(path)
-
-    # --- parts ----------------------------------------------------------------------------------
 
     def _command(self, uid: str, spec: ProcessSpec) -> ProcessCommand:
         path = self._logs / f"{uid}.{spec.name}.log"
@@ -180,47 +177,113 @@ class ClaimProcesses:
 
         return SupervisedRunner(Path(supervisor))
 
-    @staticmethod
-    async def _launch(runner: ProcessRunner, command: ProcessCommand) -> Launched:
-        """Creates the waiting process. If this is cancelled, the process does not outlive it, also in a test that stops a plugin."""
-        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
-        try:
-            return await asyncio.shield(launching)
-        except asyncio.CancelledError:
-            launching.add_done_callback(
-                lambda done: None if done.cancelled() or done.exception() else _in_background(done.result().abandon)
-            )
-            raise
-
-    async def _wait_until_ready(self, runner: ProcessRunner, found: RecordedProcess, spec: ProcessSpec) -> None:
-        deadline = time.monotonic() + spec.ready_timeout
-        backoff = Backoff(*_PAUSES)
-        while spec.ready is not None:
-            state = await in_own_thread(runner.state, found.process)
-            if not state.running:
-                raise self._not_ready(found, f"process {found.name} {state.text} before it was ready")
-            if await self._calls(spec.ready):
-                return
-            if time.monotonic() > deadline:
-                raise self._not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
-            await asyncio.sleep(backoff.next())
-
-    @staticmethod
-    def _not_ready(found: RecordedProcess, text: str) -> RetryableError:
-        # The output is in the log only: with times or ids in its text, each retry would make a new event.
-        log.warning(
-            "a process of a claim did not start: %s; the end of its output: %s",
-            text,
-            log_tail(Path(found.command.log)) or "empty",
-        )
-        return RetryableError(f"{text}: the plugin's log has the end of its output")
-
     def _is_in_other_container(self, found: RecordedProcess) -> bool:
         """Whether the process may run in the container of another living instance, where this instance cannot reach it."""
-        return not found.supervisor and not found.process.is_here and self._is_other_instance_alive(found.instance)
+        is_other = found.instance != self._instances.id
+        return is_other and not (found.supervisor or found.process.is_here) and self._instances.alive(found.instance)
 
-    def _is_other_instance_alive(self, instance: str) -> bool:
-        return instance != self._instances.id and self._instances.alive(instance)
+
+class ProcessWatcher:
+    """Watches the processes of prepared claims: if one ends by itself, its devices become unhealthy, and its claim gets an event.
+
+    Args:
+        processes: the processes of the driver's claims.
+        boot_id: the id of this boot.
+        rows: returns all records; may raise :class:`RecordsError`.
+        events: records the event ``ProcessEnded``.
+        changed: called when the health of devices changes.
+    """
+
+    def __init__(
+        self,
+        processes: ClaimProcesses,
+        boot_id: str,
+        rows: Callable[[], Awaitable[Sequence[Row]]],
+        events: EventRecorder,
+        metrics: Metrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self.faults: Mapping[str, str] = {}
+        """The text for each device whose process has ended, by ``pool/name``."""
+        self.notes: Sequence[str] = ()
+        """A sentence for each process that has ended."""
+        self._processes = processes
+        self._boot_id = boot_id
+        self._rows = rows
+        self._events = events
+        self._metrics = metrics
+        self._changed = changed
+        self._logs_checked = False
+        self._reported: set[str] = set()  # tokens of processes whose end was reported
+
+    async def run(self) -> None:
+        """Checks the processes for ever. Never returns, and no external failure ends it."""
+        while True:
+            with contextlib.suppress(RecordsError):  # readiness reports it
+                await self.check()
+            await asyncio.sleep(_CHECK_INTERVAL)
+
+    async def check(self) -> None:
+        """Checks all processes once, and reports those that have ended. Raises :class:`RecordsError`."""
+        rows = await self._rows()
+        if not self._logs_checked:
+            # A claim is recorded before its prepare begins, so no other instance writes the log of a claim without a record.
+            await in_own_thread(self._processes.remove_logs, {row.uid for row in rows})
+            self._logs_checked = True
+        watched = self._watched(rows)
+        ended = await in_own_thread(self._ended, [found for _, found in watched.values()]) if watched else {}
+        if ended:
+            # If a claim was unprepared during the check, the framework has ended its process, which is no fault.
+            still_watched = self._watched(await self._rows())
+            ended = {token: text for token, text in ended.items() if token in still_watched}
+        faults: dict[str, str] = {}
+        notes: list[str] = []
+        for token, text in ended.items():
+            record, found = watched[token]
+            faults |= {f"{pool}/{name}": text for pool, name in found.devices}
+            notes.append(f"claim {record.shown}: {text}")
+            if token not in self._reported:
+                self._metrics.inc("claim_process_ends_total")
+                log.warning("a process of a claim has ended by itself: %s", text, extra=claim_fields(record))
+                self._events.warn_claim(
+                    claim_subject(record.namespace, record.name, record.uid),
+                    "ProcessEnded",
+                    f"{text}: the devices of the claim that need it are unhealthy until the claim's pods are deleted",
+                )
+        self._reported = set(ended)
+        self._metrics.set("claim_processes", len(watched) - len(ended))
+        self.notes = notes
+        if faults != self.faults:
+            self.faults = faults
+            self._changed()
+
+    def _watched(self, rows: Iterable[Row]) -> dict[str, tuple[Record, RecordedProcess]]:
+        """Returns the processes that must run, by token. A reboot ends all processes, and claims are then prepared again."""
+        out = {}
+        for row in rows:
+            if isinstance(row, Record) and row.state is State.PREPARED and row.boot_id == self._boot_id:
+                for step in row.undo:
+                    if step["step"] == STEP:
+                        with contextlib.suppress(RecordsError):  # a rollback reports it
+                            found = read_process(step["data"])
+                            out[found.command.token] = row, found
+        return out
+
+    def _ended(self, watched: Iterable[RecordedProcess]) -> dict[str, str]:
+        """Returns the text for each process that has ended, by token. Cuts the logs of the running processes. It blocks."""
+        out = {}
+        for found in watched:
+            try:
+                state = self._processes.state(found)
+            except DraError as e:
+                log.debug("the state of a process is not known now: %s", e)
+                continue
+            if not state.running:
+                out[found.command.token] = f"process {found.name} {state.text}"
+                continue
+            with contextlib.suppress(OSError):  # its log may have been removed by hand
+                cut_log(Path(found.command.log))
+        return out
 
 
 def read_process(data: Mapping[str, Any]) -> RecordedProcess:
@@ -236,9 +299,13 @@ def _remove_log(path: Path) -> None:
         path.unlink()
 
 
-def _in_background(work: Callable[[], None]) -> None:
-    """Runs blocking work that must also be done if the current task is cancelled."""
-    asyncio.get_running_loop().run_in_executor(None, work)
+def _abandon(launching: asyncio.Future[Launched]) -> None:
+    if not launching.cancelled() and not launching.exception():
+        launching.get_loop().run_in_executor(None, launching.result().abandon)
 
 
-__all__ = ["STEP", "ClaimProcesses", "RecordedProcess", "read_process"]
+def _not_ready(found: RecordedProcess, text: str) -> RetryableError:
+    # The output is in the log only: with times or ids in its text, each retry would make a new event.
+    output = log_tail(Path(found.command.log)) or "empty"
+    log.warning("a process of a claim did not start: %s; the end of its output: %s", text, output)
+    return RetryableError(f"{text}: the plugin's log has the end of its output")

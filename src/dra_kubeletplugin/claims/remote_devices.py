@@ -40,13 +40,6 @@ _TIMEOUT = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 
 
-class RemoteDevice(msgspec.Struct, frozen=True):
-    """A device and the counter sets that it draws from: by counter set and counter, the amount."""
-
-    device: Device
-    counter_sets: Mapping[str, Mapping[str, str]]
-
-
 class _PoolName(msgspec.Struct, rename="camel"):
     name: str
     generation: int = 0
@@ -63,21 +56,6 @@ class _Head(msgspec.Struct):
     spec: _Spec
 
 
-class _NodeCondition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _NodeStatus(msgspec.Struct):
-    conditions: list[_NodeCondition] | None = None
-
-
-class _Node(msgspec.Struct):
-    """The part of a Node that shows whether its kubelet is alive."""
-
-    status: _NodeStatus | None = None
-
-
 @dataclass
 class _Pool:
     """The encoded slices of a pool's newest generation."""
@@ -87,29 +65,23 @@ class _Pool:
     count: int  # of slices
     raw: list[bytes] = field(default_factory=list)
 
-    @property
-    def complete(self) -> bool:
-        return len(self.raw) >= self.count
-
     @functools.cached_property
-    def slices(self) -> list[JSON]:
+    def specs(self) -> list[JSON]:
         """The specs of the slices in resource.k8s.io/v1 form."""
-        out = []
-        for raw in self.raw:
-            found = msgspec.json.decode(raw)
-            out.append(
-                convert({**found, "apiVersion": f"{GROUP}/{self.version}", "kind": "ResourceSlice"}, "v1")["spec"]
-            )
-        return out
+        head = {"apiVersion": f"{GROUP}/{self.version}", "kind": "ResourceSlice"}
+        return [convert({**msgspec.json.decode(raw), **head}, "v1")["spec"] for raw in self.raw]
 
     @functools.cached_property
     def devices(self) -> Mapping[str, tuple[JSON, JSON]]:
-        """The device and the spec of its slice, by the device's name."""
-        return {d["name"]: (d, s) for s in self.slices for d in s.get("devices") or ()}
+        """Each device with the spec of its slice, by name."""
+        return {d["name"]: (d, spec) for spec in self.specs for d in spec.get("devices") or ()}
 
     @functools.cached_property
     def counter_sets(self) -> Mapping[str, Mapping[str, str]]:
-        return {c["name"]: read_counters(c["counters"]) for s in self.slices for c in s.get("sharedCounters") or ()}
+        """By counter set and counter, the amount."""
+        return {
+            s["name"]: read_counters(s["counters"]) for spec in self.specs for s in spec.get("sharedCounters") or ()
+        }
 
 
 class SliceLookup:
@@ -131,8 +103,10 @@ class SliceLookup:
         self._node_object = SharedCall(self._this_node, "this node", _MAX_AGE)
         self._forbidden_logged = False  # whether it was logged that the Node may not be read
 
-    async def find(self, shown: str, pool: str, name: str, started: float) -> RemoteDevice:
-        """Finds a device for a claim.
+    async def find(
+        self, shown: str, pool: str, name: str, started: float
+    ) -> tuple[Device, Mapping[str, Mapping[str, str]]]:
+        """Returns a device for a claim, and the counter sets of its pool: by counter set and counter, the amount.
 
         Args:
             shown: the claim's name in messages.
@@ -146,18 +120,39 @@ class SliceLookup:
         """
         try:
             # A device that was missing in a cached response may have been published since.
-            for since, is_current in ((started - _MAX_AGE, False), (started, True)):
-                if found := await self._find(shown, pool, name, since, is_current=is_current):
-                    return found
+            for since in (started - _MAX_AGE, started):
+                found = (await self._unbound_slices.since(since)).get(pool)
+                if found is None and self._others():
+                    found = (await self._node_slices.since(since)).get(pool)
+                entry = found.devices.get(name) if found else None
+                if found and entry and await self._is_here(*entry, since):
+                    if any(t["key"] == GONE.key for t in entry[0].get("taints") or ()):
+                        raise DeviceGoneError(
+                            f"{shown}: device {name} of pool {pool} vanished: it has the taint {GONE.key}"
+                        )
+                    return read_device(entry[0]), found.counter_sets
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
                 f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
                 f"read now: {e if isinstance(e, ApiError) else f'no response within {_TIMEOUT:g} s'}"
             ) from None
-        raise WrongNodeError(
-            f"{shown}: device {name} belongs to pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice "
-            "for this node"
-        )
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
+            raise DevicesUnknownError(
+                f"{shown}: this version of the plugin cannot read device {name} in the ResourceSlices of pool {pool}: "
+                f"{describe(e)}"
+            ) from None
+        if found is None:
+            raise WrongNodeError(
+                f"{shown}: device {name} belongs to pool {pool}, which is neither a pool of node {self._node} nor in a "
+                "ResourceSlice for this node"
+            )
+        if entry:
+            raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not available on node {self._node}")
+        if len(found.raw) < found.count:
+            raise DevicesUnknownError(
+                f"{shown}: device {name} is not known, because pool {pool} is being updated: the kubelet retries"
+            )
+        raise DeviceGoneError(f"{shown}: device {name} is no longer in pool {pool}")
 
     async def kubelet_is_away(self) -> bool:
         """Whether the kubelet of this node sends no heartbeats. False if the Node may not be read.
@@ -172,55 +167,18 @@ class SliceLookup:
             return True
         if node is None:
             return False
-        try:
-            status = msgspec.convert(node, _Node).status or _NodeStatus()
-        except msgspec.ValidationError as e:
-            raise ApiError(f"the API server's response is not a Node: {printable(e)}") from None
-        return _NodeCondition("Ready", "True") not in (status.conditions or ())
+        conditions = (node.get("status") or {}).get("conditions") or ()
+        return not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
-    async def _find(self, shown: str, pool: str, name: str, since: float, *, is_current: bool) -> RemoteDevice | None:
-        """Returns the device, or None if no pool has it for this node.
-
-        ``is_current`` means that a response since ``since`` is recent enough to be final. Then, if the pool exists but the device cannot be
-        used, the method raises the reason.
-        """
-        sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
-        for source in sources:
-            seen = (await source.since(since)).get(pool)
-            if seen is None:
-                continue
-            try:
-                entry = seen.devices.get(name)
-                if entry is not None and await self._is_here(entry, since):
-                    return _read(shown, pool, entry[0], seen)
-            except (AttributeError, KeyError, TypeError, ValueError) as e:
-                raise DevicesUnknownError(
-                    f"{shown}: this version of the plugin cannot read device {name} in the ResourceSlices of "
-                    f"pool {pool}: {describe(e)}"
-                ) from None
-            if not is_current:
-                return None
-            if entry is not None:
-                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not available on node {self._node}")
-            if not seen.complete:
-                raise DevicesUnknownError(
-                    f"{shown}: device {name} is not known, because pool {pool} is being updated: the kubelet retries"
-                )
-            raise DeviceGoneError(f"{shown}: device {name} is no longer in pool {pool}")
-        return None
-
-    async def _is_here(self, entry: tuple[JSON, JSON], since: float) -> bool:
+    async def _is_here(self, device: JSON, spec: JSON, since: float) -> bool:
         """Whether a device can be used from this node. True if the node's labels cannot be read."""
-        raw, spec = entry
-        at = raw if spec.get("perDeviceNodeSelection") else spec
+        at = device if spec.get("perDeviceNodeSelection") else spec
         node: JSON | None = {"metadata": {"name": self._node}}
         if node_selectors.needs_labels(at.get("nodeSelector")):
             node = await self._node_object.since(since)
         return node is None or node_selectors.matches(
             node, at.get("nodeName"), at.get("allNodes"), at.get("nodeSelector")
         )
-
-    # --- requests to the API server -------------------------------------------------------------
 
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
         """Returns the driver's pools by name: the pools of one node, or of no single node if ``node`` is empty."""
@@ -258,10 +216,3 @@ def _read_head(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
         return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
     except (ValueError, RecursionError) as e:
         raise ApiError(f"the API server's response is not a ResourceSlice: {printable(e)}") from None
-
-
-def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> RemoteDevice:
-    if any(t["key"] == GONE.key for t in raw.get("taints") or ()):
-        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: it has the taint {GONE.key}")
-    device = read_device(raw)
-    return RemoteDevice(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})

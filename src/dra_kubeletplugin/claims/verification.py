@@ -6,8 +6,7 @@ Whether another claim holds one of its devices is decided later, in `transitions
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -36,20 +35,16 @@ from ..errors import (
 )
 from ..kube import KubeClient, Resource
 from ..kube.errors import NotFoundError
-from ..kube.http1 import HttpResponse
 from ..resourceapi.conversion import convert
-from ..resourceapi.encoded import from_json
-from ..resourceapi.types import Device
-from .capacity import Supply
+from ..resourceapi.encoded import config_entries, from_json
+from .capacity import Supply, takes_json
 from .claim_fields import ClaimFields, ClaimIdentity
-from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
 
 _GET = 10.0  # seconds for reading one claim
 _LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
-_FORGED = ": the scheduler never allocates a device like this; delete the pod and the claim, and see who may write resourceclaims/status"
 
 
 class VerifiedClaim(msgspec.Struct, frozen=True):
@@ -91,7 +86,6 @@ class Verifier:
         self.client = client
         self.inventory = inventory
         self.slices = slices
-        self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
         self._resolver = Resolver(driver, name)
@@ -107,32 +101,19 @@ class Verifier:
 
         Raises :class:`ApiUnavailableError` for every response except the claim or "not found".
         """
-        async with self._reading(ref) as claim:
-            return claim
-
-    @contextlib.asynccontextmanager
-    async def _reading(self, ref: ClaimIdentity) -> AsyncIterator[FetchedClaim | None]:
-        """Reads a claim as :meth:`fetch` does.
-
-        Large claims are decoded in threads, and only a few at a time, because each may take 20 ms.
-        """
         try:
             resource = await self.client.dra("resourceclaims")
-            response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
+            response = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
-            if not isinstance(e, NotFoundError) or not e.names(ref.name):
-                # An error response does not mean that the claim is deleted.
-                # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
-                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-            response = None
-        if response is None:
-            yield None
-            return
+            if isinstance(e, NotFoundError) and e.names(ref.name):
+                return None
+            # An error response does not mean that the claim is deleted.
+            # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
+            raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
         if len(response.body) <= _LARGE:
-            yield _fetched(ref, resource, response)
-            return
-        async with self._large:
-            yield await in_own_thread(_fetched, ref, resource, response)
+            return _decoded(ref, resource, response.body)
+        async with self._large:  # a few at a time, because each may take 20 ms
+            return await in_own_thread(_decoded, ref, resource, response.body)
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
@@ -147,7 +128,7 @@ class Verifier:
         """
         here = self.inventory.pools if self.inventory.known else None
         fields = claim.fields
-        found = fields.results(self.name) if fields.metadata.uid == record.uid and fields.reserved_for else []
+        found = fields.results(self.name) if fields.metadata.uid == record.uid and fields.status.reserved_for else []
         return any(here is None or r.pool in here for r in found)
 
     async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
@@ -156,117 +137,89 @@ class Verifier:
         Raises :class:`ClaimError` if the claim does not exist, was replaced or is not allocated. A fault of its devices is returned as
         ``fault``.
         """
-        async with self._reading(ref) as claim:
-            return await self._verified(ref, claim)
-
-    async def _verified(self, ref: ClaimIdentity, claim: FetchedClaim | None) -> VerifiedClaim:
+        claim = await self.fetch(ref)
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
         fields, uid = claim.fields, claim.fields.metadata.uid
         if uid != ref.uid:
             raise ClaimReplacedError(f"claim {ref} has UID {uid}, not {ref.uid}: it was deleted and created again")
-        if fields.allocation is None:
+        if fields.status.allocation is None:
             raise ClaimNotAllocatedError(
                 f"claim {ref} (UID {uid}) is not allocated: the scheduler has not chosen devices"
             )
         results = fields.results(self.name)
-        supply = DeviceLookup(self.inventory)
+        supply = Supply(self.inventory)
         # A response since this time is recent enough for all devices of the claim, however long their lookups take.
         started = asyncio.get_running_loop().time()
         try:
-            _check_allocation(ref, results)
             devices, entries = [], []
             for result in results:
-                devices.append(await self._device(ref, result, supply, started))
-                # Built at once, because the device may vanish while the next one is looked up.
-                entries.append(supply.entry(devices[-1]))
-            devices = await self._with_config(ref, devices, fields.config())
-            return VerifiedClaim(claim.object, fields.node, fields.reserved_for, devices, entries, supply)
+                device, entry = await self._device(ref, result, supply, started)
+                devices.append(device)
+                entries.append(entry)
+            resolved = await self._resolver.resolve(
+                config_entries(fields.encoded_config), [(d.request, d.device) for d in devices]
+            )
+            for i, found in enumerate(resolved):
+                if isinstance(found, ConfigError):
+                    raise ConfigError(f"claim {ref}, device {devices[i].name}: {found}")
+                if isinstance(found, DraError):
+                    raise found
+                devices[i] = replace(devices[i], config=found[0], config_source=found[1])
+            return VerifiedClaim(claim.object, fields.node, fields.status.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             # Nothing will be prepared, so the result keeps neither the claim's object nor a traceback, whose frames reference the object.
-            return VerifiedClaim({}, fields.node, fields.reserved_for, devices, entries, supply, without_frames(e))
+            return VerifiedClaim(
+                {}, fields.node, fields.status.reserved_for, devices, entries, supply, without_frames(e)
+            )
 
     async def _device(
-        self,
-        ref: ClaimIdentity,
-        result: AllocationResult,
-        supply: DeviceLookup,
-        started: float,
-    ) -> AllocatedDevice:
-        name = result.device
-        device = self._from_inventory(ref, result)
-        if device is None:
-            found = await self.slices.find(f"claim {ref}", result.pool, name, started)
-            supply.add(result.pool, found)
-            device = found.device
+        self, ref: ClaimIdentity, result: AllocationResult, supply: Supply, started: float
+    ) -> tuple[AllocatedDevice, JSON]:
+        """Returns an allocated device, and the entry that the claim's record stores before the device is prepared."""
+        name, pool = result.device, result.pool
+        device = self.inventory.get(name, pool)
+        entry: JSON = {}
+        if device is not None:
+            if self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
+                reason = self.inventory.unhealthy_reason(name, pool)
+                raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
+            # Read at once, because the device may vanish while the next one is looked up.
+            entry["published"] = self.inventory.description(name, pool)
+        elif not self.inventory.known:
+            raise DevicesUnknownError(
+                f"claim {ref}: device {name} is not known yet, because devices() of the driver has not succeeded: "
+                "the kubelet retries; see the plugin's readiness"
+            )
+        elif pool in self.inventory.pools:
+            raise DeviceGoneError(f"claim {ref}: device {name} is no longer on this node")
+        else:  # another process publishes its pool
+            device, counter_sets = await self.slices.find(f"claim {ref}", pool, name, started)
+            supply.add(pool, device, counter_sets)
         try:
             consumed = result.consumed()
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         if result.share_id and not device.allow_multiple_allocations:
             raise ClaimError(
-                f"claim {ref}: the claim's allocation has share {result.share_id} of device {name} in pool {result.pool}, but the device "
-                f"does not allow multiple allocations{_FORGED}"
+                f"claim {ref}: the claim's allocation has share {result.share_id} of device {name} in pool {pool}, but the device "
+                "does not allow multiple allocations: the scheduler never allocates a device like this; delete the pod and the claim, "
+                "and see who may write resourceclaims/status"
             )
-        return result.allocated(device, consumed=consumed)
-
-    async def _with_config(
-        self, ref: ClaimIdentity, devices: Sequence[AllocatedDevice], config: Sequence[JSON]
-    ) -> list[AllocatedDevice]:
-        """Returns the devices with their parameters, which depend on the request and on the type of the device."""
-        out = []
-        resolved = await self._resolver.resolve(config, [(d.request, d.device) for d in devices])
-        for device, found in zip(devices, resolved, strict=False):  # an error is the last item
-            match found:
-                case ConfigError() as e:
-                    raise ConfigError(f"claim {ref}, device {device.name}: {e}")
-                case DraError() as e:
-                    raise e
-                case (chosen, source):
-                    out.append(replace(device, config=chosen, config_source=source))
-        return out
-
-    def _from_inventory(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
-        """Returns a device of the inventory; None if another process publishes its pool."""
-        name, pool = result.device, result.pool
-        device = self.inventory.get(name, pool)
-        if device is None:
-            if not self.inventory.known:
-                raise DevicesUnknownError(
-                    f"claim {ref}: device {name} is not known yet, because devices() of the driver has not succeeded: "
-                    "the kubelet retries; see the plugin's readiness"
-                )
-            if pool in self.inventory.pools:
-                raise DeviceGoneError(f"claim {ref}: device {name} is no longer on this node")
-        elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
-            reason = self.inventory.unhealthy_reason(name, pool)
-            raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
-        return device
+        allocated = result.allocated(device, consumed=consumed)
+        takes = takes_json(supply.draws(pool, name) or {}, consumed if result.share_id else None)
+        return allocated, allocated_json(allocated) | {"takes": takes} | entry
 
 
-def _check_allocation(ref: ClaimIdentity, results: Sequence[AllocationResult]) -> None:
-    """Raises :class:`ClaimError` if one device, or one share of a device, is allocated twice. Admin access may add a device."""
-    seen: dict[tuple[object, ...], str] = {}
-    for r in results:
-        key = (r.pool, r.device, r.share_id or "", r.request if r.admin_access else None)
-        if key in seen:
-            requests = " and ".join(dict.fromkeys((seen[key], r.request)))
-            raise ClaimError(
-                f"claim {ref}: the claim's allocation has device {r.device} of pool {r.pool} twice, for request {requests}{_FORGED}"
-            )
-        seen[key] = r.request
-
-
-def _fetched(ref: ClaimIdentity, resource: Resource, response: HttpResponse) -> FetchedClaim:
-    """Decodes a response. Raises :class:`ApiUnavailableError` if it is not a ResourceClaim."""
+def _decoded(ref: ClaimIdentity, resource: Resource, body: bytes) -> FetchedClaim:
+    """Raises :class:`ApiUnavailableError` if the body is not a ResourceClaim."""
     try:
-        fields = ClaimFields.decode(response.body)
-        obj: EncodedClaim | JSON = EncodedClaim(response.body)
+        fields = ClaimFields.decode(body)
+        obj: EncodedClaim | JSON = EncodedClaim(body)
         if resource.version == "v1beta1":  # the only version with another shape
-            found = {**from_json(response.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
-            obj = convert(found, "v1")
+            obj = convert(from_json(body) | {"apiVersion": resource.api_version, "kind": "ResourceClaim"}, "v1")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise ApiUnavailableError(
             f"claim {ref} cannot be read now: the API server's response is not a ResourceClaim: {describe(e)}"

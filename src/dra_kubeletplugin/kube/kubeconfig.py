@@ -6,15 +6,13 @@ Changed files are read again. An exec plugin runs in a child process (:mod:`.cre
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from ..base.threads import in_own_thread
 from ..errors import ApiError, DraError, SettingsError, describe, printable
 from .credential_process import CredentialProcess, check_installed
 from .credentials import Credentials, TokenFile
@@ -95,7 +93,7 @@ class Kubeconfig(Credentials):
             if is_needed and self._started and now - self._started < _MIN_INTERVAL:
                 return self._last()
             self._started = now
-            self._renewing = _in_thread(self._renew, "kubeconfig")
+            self._renewing = asyncio.ensure_future(in_own_thread(self._renew))
             self._renewing.add_done_callback(self._renewed)
         if self._renewing is not None and is_needed:
             done, _ = await asyncio.wait({self._renewing}, timeout=_WAIT)
@@ -154,29 +152,3 @@ class Kubeconfig(Credentials):
         self._stale = False
         self._loaded = renewing.result()
         self.tls.use(self._loaded.files)
-
-
-def _in_thread(work: Callable[[], _Loaded], name: str) -> asyncio.Future[_Loaded]:
-    """Runs ``work`` in a daemon thread. Unlike an executor's thread, it does not delay the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_Loaded] = loop.create_future()
-
-    def settle(result: _Loaded | None, fault: Exception | None) -> None:
-        if future.done():
-            return
-        if result is not None:
-            future.set_result(result)
-        else:
-            future.set_exception(fault or ApiError("no credentials were loaded"))
-
-    def run() -> None:
-        result, fault = None, None
-        try:
-            result = work()
-        except Exception as e:
-            fault = e
-        with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits
-            loop.call_soon_threadsafe(settle, result, fault)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

@@ -57,9 +57,14 @@ class Daemons(Driver):
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         ready = self.folder / f"{claim.uid}.ready"
         claim.on_undo("file", path=str(ready))
+
+        def is_ready() -> bool:
+            kill_at("before ready")
+            return ready.exists()
+
         claim.start_process(
             "daemon", [sys.executable, "-I", "-S", "-c", self.program, ready],
-            **{"ready": ready.exists, "stop_timeout": 30, **self.options},
+            **{"ready": is_ready, "stop_timeout": 30, **self.options},
         )  # fmt: skip
         kill_at("after ready")
         claim.on_undo("limits")
@@ -112,7 +117,6 @@ def add_points(
 def instrument() -> None:
     add_points(local.LocalRunner, "launch", "before launch", "after launch")
     add_points(local._LocalLaunch, "go", "before go", "after go")
-    add_points(ClaimProcesses, "_wait_until_ready", "before ready")
     add_points(ClaimProcesses, "end", "before step", "after step")
     start = ClaimProcesses.start
 
@@ -153,7 +157,7 @@ async def main(folder: Path, verb: str) -> None:
                 "do",
                 "before commit",
                 "after commit",
-                lambda *a: running(uid) and "commit" in _name(a[1]),
+                lambda *a: bool(running(uid)) and _is_commit(a[1]),
             )
             await manager.prepare(ref)
         else:
@@ -162,8 +166,10 @@ async def main(folder: Path, verb: str) -> None:
     raise SystemExit(f"not killed at {os.environ.get('KILL_AT')}")
 
 
-def _name(operation: Any) -> str:
-    return "commit" if "_prepare_fresh.<locals>.<lambda>" in getattr(operation, "__qualname__", "") else ""
+def _is_commit(operation: Any) -> bool:
+    """Whether an operation on the records is the engine's commit of a prepare."""
+    name: str = getattr(operation, "__qualname__", "")
+    return name.endswith("<locals>.commit") or "_prepare_fresh.<locals>.<lambda>" in name
 
 
 if __name__ == "__main__":

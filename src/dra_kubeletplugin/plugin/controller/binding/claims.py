@@ -111,7 +111,7 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
         node=found.node,
         stamp=found.allocated_at,
         results=results,
-        reserved_for=found.reserved_for if is_whole else (),
+        reserved_for=found.status.reserved_for if is_whole else (),
         encoded=bytes(encoded) if is_whole else b"",  # a copy: the buffer belongs to the whole page
         encoded_config=bytes(found.encoded_config) if is_whole else b"null",
         ready=ready,
