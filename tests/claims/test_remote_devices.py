@@ -18,7 +18,7 @@ from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.device_lookup import DeviceLookup
 from dra_kubeletplugin.claims.remote_devices import RemoteDevice
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from dra_kubeletplugin.errors import (
     ApiError,
     ApiUnavailableError,

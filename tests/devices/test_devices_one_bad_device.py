@@ -118,20 +118,12 @@ class Raising(dict[str, Any]):
     __iter__ = __len__ = __getitem__ = keys = items = values = _raise
 
 
-class RaisingName(str):
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        raise OSError("the card does not respond")
-
-
 RAISING: list[Callable[[Device], Any]] = [
     lambda device: spoiled(device, attributes=Raising()),
     lambda device: spoiled(device, attributes=Raising(), nodes=Nodes.named("node-1")),
     lambda device: spoiled(device, attributes=Raising(), name="card-0"),
     lambda device: spoiled(device, attributes=Raising(), name=None),
     lambda device: spoiled(device, extra=Raising(), name=""),
-    lambda device: spoiled(device, name=RaisingName("Card_1")),
 ]
 NO_DEVICES = [None, "card-1", 5, {"name": "card-1"}, Device, [Device("card-1")], CounterSet("card-1", {"x": 1})]
 CARD = CounterSet("card", {"slices": 7})

@@ -23,7 +23,7 @@ from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.devices import inventory as inventory_module
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
@@ -93,7 +93,7 @@ def work_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return record
 
-    for owner, name in ((Inventory, "_updated_states"), (Inventory, "_decide"), (inventory_module, "render_pool")):
+    for owner, name in ((Inventory, "_updated_states"), (Inventory, "_decide"), (inventory_module, "rendered_pool")):
         monkeypatch.setattr(owner, name, recorded(getattr(owner, name)))
     return threads
 

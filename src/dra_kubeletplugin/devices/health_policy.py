@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
 from ..errors import DriverError, describe, printable, shown
 from ..resourceapi.types import Taint
-from .pool_state import DeviceKey
+from .pool_state import DeviceKey, HealthMark
 
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
 _SAME_REASON = 600.0
@@ -20,16 +20,6 @@ _SAME_REASON = 600.0
 _UNSTABLE, _LEAST_FAULT = 60.0, 10.0
 # Seconds between two changes of informational taints. Otherwise, a program that causes a fault every second would cause as many writes.
 _SAME_INFORMATION = 60.0
-
-
-class HealthMark(NamedTuple):
-    """The taints and the reason that health adds to a published device.
-
-    ``reason`` is empty for a healthy device; its taints are informational.
-    """
-
-    taints: Sequence[ReadOnlyJSON]
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

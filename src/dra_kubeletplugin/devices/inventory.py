@@ -32,8 +32,7 @@ from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import HealthReportErrors
-from .pool_content import PoolContent, render_pool, sample_devices
-from .pool_state import DeviceKey, Held, PoolState, updated_pool
+from .pool_state import DeviceKey, Held, PoolState, rendered_pool, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
@@ -95,7 +94,6 @@ class Inventory:
         self._discovered_at = 0.0
         self._states: Mapping[str, PoolState] = {}
         self._decisions: Mapping[DeviceKey, HealthDecision] = {}
-        self._contents: Mapping[str, PoolContent] = {}
         self._logged: Mapping[str, str] = {}  # the devices that were logged as not published
         self._change = asyncio.Lock()  # held by each method that replaces states, decisions or gates
         self._reported_at: float | None = None
@@ -117,12 +115,12 @@ class Inventory:
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
         async with self._change:
-            known = sum(len(s.devices) + len(s.gone) for s in self._states.values())
+            known = sum(len(s.present) + len(s.gone) for s in self._states.values())
             count = max(known, sum(len(p.devices) for p in result.values()), len(held or ()))
             states = await compute(count, lambda: self._updated_states(result, held))
             before, after = ([s.described() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before
-            decisions = {k: d for k, d in self._decisions.items() if k.device in states.get(k.pool, _NO_POOL).devices}
+            decisions = {k: d for k, d in self._decisions.items() if k.device in states.get(k.pool, _NO_POOL).present}
             published = changed or self.update_pending
             await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
@@ -150,21 +148,19 @@ class Inventory:
         published: bool,
         from_driver: bool = False,
     ) -> None:
-        """Renders the pools, then replaces states, decisions, gates and contents in one step, and wakes the waiting tasks.
+        """Renders the pools, then replaces states, decisions and gates in one step, and wakes the waiting tasks.
 
         Args:
             published: whether :meth:`contents` changes.
             from_driver: whether ``states`` come from a new result of the driver.
         """
 
-        def render() -> dict[str, PoolContent]:
+        def render() -> dict[str, PoolState]:
             marks = self._policy.marks(decisions)
-            return {
-                n: render_pool(s, marks.get(n, {}), off, self.pool, self._contents.get(n)) for n, s in states.items()
-            }
+            return {name: rendered_pool(s, marks.get(name, {}), off, self.pool) for name, s in states.items()}
 
-        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
-        self._states, self._decisions, self.gates_off = states, decisions, off
+        self._states = await compute(sum(len(s.present) + len(s.gone) for s in states.values()), render)
+        self._decisions, self.gates_off = decisions, off
         if from_driver:
             self.known, self.update_pending = True, False
         self._note_rejected()
@@ -173,12 +169,12 @@ class Inventory:
     def _note_rejected(self) -> None:
         """Updates :attr:`rejected`. Logs each rejection once, and once more when it has ended."""
         out = {}
-        for name, content in self._contents.items():
-            if fault := self.taken.get(name) or content.fault:
+        for name, state in self._states.items():
+            if fault := self.taken.get(name) or state.fault or state.gate_fault:
                 out[f"pool {printable(name)}"] = fault
             if name not in self.taken:
-                place = {n: f" ({self.place})" for n in self._states[name].rejected if self.place}
-                out |= {self.shown(name, n): why + place.get(n, "") for n, why in content.rejected.items()}
+                place = f" ({self.place})" if self.place else ""
+                out |= {self.shown(name, n): why + place for n, why in state.rejected.items()}
         self.rejected = out
         if self.update_pending:
             return
@@ -247,7 +243,7 @@ class Inventory:
 
     def get(self, name: str, pool: str | None = None) -> Device | None:
         """Returns a present device; None if there is no such device."""
-        entry = self._state(pool).devices.get(name)
+        entry = self._state(pool).present.get(name)
         return entry.device if entry else None
 
     def find(self, name: str, pool: str) -> Device | None:
@@ -284,27 +280,25 @@ class Inventory:
         return self.has_gone or any(d.fault for d in self._decisions.values())
 
     def __len__(self) -> int:
-        return sum(len(s.devices) for s in self._states.values())
+        return sum(len(s.present) for s in self._states.values())
 
     def __iter__(self) -> Iterator[Device]:
-        return (e.device for s in self._states.values() for e in s.devices.values())
+        return (e.device for s in self._states.values() for e in s.present.values())
 
     def items(self) -> Iterator[tuple[DeviceKey, Device]]:
-        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.devices.items())
+        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.present.items())
 
     def shown(self, pool: str, name: str) -> str:
         """Returns a device's display name: ``NAME`` in the default pool, ``POOL/NAME`` in others, as in :meth:`Driver.health`."""
         return printable(name if pool == self.pool else f"{pool}/{name}")
 
-    def contents(self) -> list[PoolContent]:
-        """Returns the pools as they should be published, without the pools and devices in :attr:`rejected`."""
-        return [c for c in self._contents.values() if not c.fault and c.name not in self.taken]
+    def contents(self) -> list[PoolState]:
+        """Returns the pools that should be published. Their ``devices`` are without the devices in :attr:`rejected`."""
+        return [s for s in self._states.values() if not (s.fault or s.gate_fault) and s.name not in self.taken]
 
     def samples(self) -> dict[frozenset[Gate], ReadOnlyJSON]:
         """Returns one device, with all its fields, for each set of feature gates that devices depend on, even if the gates are off."""
-        marks = self._policy.marks(self._decisions)
-        published = (s for s in self._states.values() if not s.fault)
-        return dict(pair for s in published for pair in sample_devices(s, marks.get(s.name, {})))
+        return {gates: device for s in self._states.values() for gates, device in s.samples.items()}
 
     def options(self) -> ReadOnlyJSON:
         """Returns the options that pools set for all their devices, also those of gates that are off. A later pool overrides others."""
@@ -313,10 +307,9 @@ class Inventory:
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that some devices are published without. It names one of these devices."""
         found: dict[tuple[str, ...], list[str]] = {}
-        for content in self._contents.values():
-            for name, device in content.rendered.items():
-                if device.removed_fields:
-                    found.setdefault(tuple(device.removed_fields), []).append(self.shown(content.name, name))
+        for state in self.contents():
+            for name, fields in state.removed_fields.items():
+                found.setdefault(tuple(fields), []).append(self.shown(state.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
             f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
@@ -366,7 +359,7 @@ class Inventory:
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Yields every device with its health, also devices that vanished in use."""
         for state in self._states.values():
-            for name in state.devices:
+            for name in state.present:
                 key = DeviceKey(state.name, name)
                 yield key, self._reported(key)
             for name in state.gone:
@@ -419,7 +412,7 @@ class Inventory:
             elif before and before.fault and not now.fault:
                 recovered.append(key)
         if self.known:  # before the driver returns its first devices, every name would be unknown
-            known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
+            known = {n for s in self._states.values() for n in (*s.present, *s.gone)}
             self.health_report_errors.log_unknown_names(reports.keys(), known)
         log_unhealthy({key: fault.message for key, fault in failed})
         log_recovered(recovered)

@@ -2,7 +2,7 @@
 
 If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice.
 :func:`validate_device` turns each of the driver's devices into a :class:`DeviceEntry`, with a fault if the device is invalid. The
-devices with a fault are :attr:`.PoolState.rejected`; the others are published: see :meth:`.PoolState.publishable`.
+devices with a fault are in :attr:`.PoolState.rejected`; the others are published.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
 from ..background import compute
 from ..inventory import Inventory
-from ..pool_content import PoolContent
+from ..pool_state import PoolState
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import SliceContent, assign_existing, pack
@@ -106,7 +106,7 @@ class Syncer:
         )
         return Sync(plans, with_removals, existing, version)
 
-    async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
+    async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolState], list[ExistingSlice]]:
         """Returns the inventory's version, the wanted pools, and the publisher's slices in the API server.
 
         Raises:
@@ -163,7 +163,7 @@ class Syncer:
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
     def _plan_pools(
-        self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
+        self, contents: Sequence[PoolState], existing: Sequence[ExistingSlice]
     ) -> tuple[list[WritePlan], int]:
         """Returns the plans, and how many of them remove devices. These come first, because a device may move to another pool."""
         of_pool: dict[str, list[ExistingSlice]] = {c.name: [] for c in contents}
@@ -179,7 +179,7 @@ class Syncer:
             (removals if removes else others).append(self._plan_pool(content, of_pool[content.name]))
         return [*removals, *others], len(removals)
 
-    def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
+    def _plan_pool(self, pool: PoolState, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
         settled = {n: s.names for n, s in self.settled.items() if s.pool == pool.name and filled}
