@@ -13,8 +13,8 @@ from typing import Any
 
 from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
-from .pack import PublishedNames, SliceContent
-from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite
+from .pack import PublishedNames, WantedSlice
+from .slice_objects import CommonSliceFields, ExistingSlice
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -24,12 +24,12 @@ _LAST_GENERATION = 2**63 - 1
 class WritePlan:
     """The requests that turn a pool's existing slices into the wanted slices.
 
-    Order of the requests: ``delete_first``, ``writes``, ``delete_last``.
+    Order of the requests: ``delete_first``, ``writes``, ``delete_last``. Each write is a slice with its number in the pool.
     """
 
     common: CommonSliceFields
     delete_first: Sequence[ExistingSlice]
-    writes: Sequence[SliceWrite]
+    writes: Sequence[tuple[int, WantedSlice]]
     delete_last: Sequence[ExistingSlice]
     devices: int
     rewrites_all: bool = False  # whether every slice is written, in a new generation
@@ -40,7 +40,7 @@ class WritePlan:
 
 
 def common_fields(
-    contents: Sequence[SliceContent],
+    contents: Sequence[WantedSlice],
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
@@ -52,7 +52,7 @@ def common_fields(
 
 
 def make_plan(
-    contents: Sequence[SliceContent],
+    contents: Sequence[WantedSlice],
     existing: Sequence[ExistingSlice],
     common: CommonSliceFields,
     changed: Collection[str],
@@ -74,19 +74,18 @@ def make_plan(
         changed: names of existing slices whose spec differs from the wanted spec with these common fields.
         touch: names of existing slices whose metadata differs, but not the spec.
     """
-    by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
     current = {s.name: s for s in existing if s.generation == common.generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
-    obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
+    obsolete = [s for s in sorted(existing, key=lambda s: s.name) if s.name not in names]
     extra = [s for s in obsolete if s.name in current]
     touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current]
     devices = sum(len(c.devices) for c in contents)
     numbers = _numbers(contents)
 
-    def writes(places: Iterable[int]) -> list[SliceWrite]:
-        return [SliceWrite(contents[i], by_name.get(contents[i].name or ""), numbers[i]) for i in places]
+    def writes(places: Iterable[int]) -> list[tuple[int, WantedSlice]]:
+        return [(numbers[i], contents[i]) for i in places]
 
     if _keeps_generation(len(contents), current, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
@@ -96,12 +95,12 @@ def make_plan(
         return WritePlan(common, obsolete, order, [], devices)
     # Another writer used the largest possible generation. So all slices are deleted, and the generation restarts at 1.
     if common.generation >= _LAST_GENERATION:
-        fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
+        fresh = [(number, replace(c, name=None)) for number, c in zip(numbers, contents, strict=True)]
         return WritePlan(replace(common, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
     in_next_generation = replace(common, generation=common.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
-    every.sort(key=lambda w: w.existing is None)
+    every.sort(key=lambda write: write[1].name is None)
     return WritePlan(in_next_generation, obsolete, every, [], devices, rewrites_all=True)
 
 
@@ -110,7 +109,7 @@ def is_numbered(name: str) -> bool:
     return bool(_NUMBERED.match(name))
 
 
-def _numbers(contents: Sequence[SliceContent]) -> list[int]:
+def _numbers(contents: Sequence[WantedSlice]) -> list[int]:
     """Returns a number for each slice. The name of a new slice begins with its number, so that it sorts after the previous slice."""
     out, last = [], -1
     for content in contents:
@@ -142,7 +141,7 @@ def is_complete(existing: Sequence[ExistingSlice]) -> bool:
     return bool(current) and len(current) == current[0].count
 
 
-def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) -> bool:
+def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[WantedSlice]) -> bool:
     """Whether the allocator reads the devices in the driver's order of devices. It reads slices in the order of their names."""
     place = {d.name: i for i, d in enumerate(devices)}
     names = [c.name or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]

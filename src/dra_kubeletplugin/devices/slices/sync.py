@@ -27,11 +27,11 @@ from ..inventory import Inventory
 from ..pool_state import PoolState
 from ..validation import decoded
 from .leadership import Leadership
-from .pack import SliceContent, assign_existing, pack
+from .pack import WantedSlice, assign_existing, pack
 from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite, existing_slice
+from .slice_objects import CommonSliceFields, ExistingSlice, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class Syncer:
         ordered = make_plan(slices, existing, common, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, common: CommonSliceFields) -> bool:
+    def _is_as_wanted(self, have: ExistingSlice, content: WantedSlice, common: CommonSliceFields) -> bool:
         """Whether a slice's spec needs no write.
 
         The API server may store a spec that differs from the request, for example without unknown fields. It is not written again.
@@ -260,12 +260,12 @@ class Syncer:
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
         for slice_ in plan.delete_first:
             await self._delete(resource, slice_)
-        for write in plan.writes:
-            await self._write(resource, write, plan.common)
+        for number, content in plan.writes:
+            await self._write(resource, number, content, plan.common)
         for slice_ in plan.delete_last:
             await self._delete(resource, slice_)
         if plan.count:
-            made = sum(w.existing is None for w in plan.writes)
+            made = sum(content.name is None for _, content in plan.writes)
             log.info(
                 "published %s in %s (%d created, %d updated, %d deleted)",
                 counted(plan.devices, "device"),
@@ -287,25 +287,26 @@ class Syncer:
                 raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: SliceWrite, common: CommonSliceFields) -> None:
+    async def _write(self, resource: Resource, number: int, content: WantedSlice, common: CommonSliceFields) -> None:
         async with self._writing():
             await asyncio.sleep(0)
-            obj = write.object(common, self._scope.node, self._metadata or {}, self._times.of(common.pool))
+            existing = self._found[content.name] if content.name else None
+            timed = self._times.of(common.pool)
+            obj = common.object(number, content, existing, self._scope.node, self._metadata or {}, timed)
             sent = as_sent(obj, resource)
             try:
                 response = await (
-                    self._client.update(resource, sent) if write.existing else self._client.create(resource, sent)
+                    self._client.update(resource, sent) if existing else self._client.create(resource, sent)
                 )
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
-                    sent_devices = {d.name: d.device for d in write.content.devices}
-                    await self._inventory.reject(reasons, common.pool, sent_devices)
+                    await self._inventory.reject(reasons, common.pool, {d.name: d.device for d in content.devices})
                 raise
             del sent
-            self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
+            self._metrics.inc("slice_writes_total", verb="update" if existing else "create")
             stored = in_v1(response, resource)
             await asyncio.sleep(0)
-            await self._check_stored(obj, stored, write.content, common)
+            await self._check_stored(obj, stored, content, common)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         async with self._writing():
@@ -315,7 +316,7 @@ class Syncer:
         self._found.pop(slice_.name, None)
         self.settled.pop(slice_.name, None)
 
-    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, common: CommonSliceFields) -> None:
+    async def _check_stored(self, sent: JSON, stored: JSON, content: WantedSlice, common: CommonSliceFields) -> None:
         """Compares the stored spec with the sent spec, because the API server silently drops unknown fields. Logs each such field once.
 
         Raises :class:`SupersededError` if a dropped field shows that a gate is off: devices must then be published without this gate.
