@@ -6,7 +6,6 @@ Syncer keeps state between synchronisations, to save reads and writes and to det
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -35,6 +34,7 @@ from .slice_objects import CommonSliceFields, ExistingSlice, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
+_DEVICES = 64  # in a listed slice, about; decides whether a list is read in a thread
 
 
 class SupersededError(Exception):
@@ -117,26 +117,25 @@ class Syncer:
         async with self._leadership.lock.held():
             pass  # waits until the previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        existing, others = await self._list_existing(resource, {c.name for c in contents})
+        page, names = await self._client.page(resource, fields=self._scope.selector), {c.name for c in contents}
+        items = page.items or []
+        existing, others = await compute(_DEVICES * len(items), lambda: self._read_slices(items, names, resource))
+        self._found = {s.name: s for s in existing}
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
         return version, contents, existing
 
-    async def _list_existing(
-        self, resource: Resource, pools: Collection[str]
+    def _read_slices(
+        self, items: Sequence[bytes], pools: Collection[str], resource: Resource
     ) -> tuple[list[ExistingSlice], dict[str, str]]:
         """Returns the publisher's slices, and the pools that another publisher publishes, each with a message.
 
-        Decodes one slice at a time, so that other tasks can run in between.
-
-        Raises:
-            ApiError: the slices cannot be listed, or the response is malformed.
+        Decodes one slice at a time, to save memory. Raises :class:`ApiError` if the response is malformed.
         """
         out: list[ExistingSlice] = []
         # pool → creation time and UID of its oldest slice; and, if another publisher wrote that slice, the message about that publisher
         oldest: dict[str, tuple[str, str, str]] = {}
-        page = await self._client.page(resource, fields=self._scope.selector)
-        for item in page.items or []:
+        for item in items:
             try:
                 meta = msgspec.json.decode(item, type=Bare).metadata
                 known = self._found.get(meta.name)
@@ -156,9 +155,6 @@ class Syncer:
                 raise ApiError(
                     f"list resourceslices: the response contains an object that is not a ResourceSlice ({describe(e)})"
                 ) from e
-            del obj
-            await asyncio.sleep(0)
-        self._found = {s.name: s for s in out}
         # If two publishers publish a pool, the publisher of the oldest slice continues. Both apply this rule, so exactly one continues.
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
@@ -289,7 +285,6 @@ class Syncer:
 
     async def _write(self, resource: Resource, number: int, content: WantedSlice, common: CommonSliceFields) -> None:
         async with self._writing():
-            await asyncio.sleep(0)
             existing = self._found[content.name] if content.name else None
             timed = self._times.of(common.pool)
             obj = common.object(number, content, existing, self._scope.node, self._metadata or {}, timed)
@@ -302,10 +297,8 @@ class Syncer:
                 if reasons := rejected_devices(e, obj):
                     await self._inventory.reject(reasons, common.pool, {d.name: d.device for d in content.devices})
                 raise
-            del sent
             self._metrics.inc("slice_writes_total", verb="update" if existing else "create")
             stored = in_v1(response, resource)
-            await asyncio.sleep(0)
             await self._check_stored(obj, stored, content, common)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
