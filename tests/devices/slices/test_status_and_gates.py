@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dra_devkit.testing import node_with
@@ -199,27 +198,6 @@ async def test_an_unreadable_file_of_taint_times_loses_only_the_times(tmp_path: 
         running_publisher(server, await make_inventory("a"), times=file) as publisher,
     ):
         assert (await current(publisher)).current
-
-
-@pytest.mark.gates("DRADeviceTaints")
-@pytest.mark.parametrize(
-    "time",
-    [
-        "", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", "2026-01-01 00:00:00Z", "2026-01-01t00:00:00z",
-        "2026-01-01T00:00:00+0000", 5, None,
-    ],
-)  # fmt: skip
-async def test_an_invalid_time_in_the_file_is_not_sent(tmp_path: Path, time: object) -> None:
-    file = tmp_path / "times.json"
-    taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
-    file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
-    device = Device("a", taints=[Taint(key="sick")])
-    async with (
-        scripted_api_server() as server,
-        running_publisher(server, await make_inventory(device), times=file) as publisher,
-    ):
-        assert (await current(publisher)).current
-        assert time_of(server) != time
 
 
 # --- owners -----------------------------------------------------------------------------------------

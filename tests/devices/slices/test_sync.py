@@ -16,7 +16,7 @@ from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes, remove_temporary
+from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.devices.validation import device_from_record
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
@@ -137,20 +137,6 @@ def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: py
     times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot write" in caplog.text
-
-
-def test_temporary_files_of_dead_instances_are_removed_and_no_other_files(tmp_path: Path) -> None:
-    kept_names = {"taint-times.json", ".taint-times.json.alive", ".x.lock.dead"}
-    for name in (*kept_names, ".taint-times.json.dead", ".taint-times.json.removed"):
-        (tmp_path / name).touch()
-
-    def is_alive(instance: str) -> bool:
-        if instance == "removed":  # by another instance at the same time
-            (tmp_path / ".taint-times.json.removed").unlink()
-        return instance == "alive"
-
-    remove_temporary(tmp_path / "taint-times.json", is_alive)
-    assert {p.name for p in tmp_path.iterdir()} == kept_names
 
 
 async def test_a_long_health_report_does_not_block_the_loop() -> None:
