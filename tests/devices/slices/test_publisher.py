@@ -47,12 +47,10 @@ async def test_the_newest_instance_publishes_and_the_older_one_resumes_when_it_e
     newest = "new"
     old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
     async with scripted_api_server() as server, running_publisher(server, old, lambda: newest == "old") as older:
-        await wait_until(lambda: "has not published all slices yet" in older.fault)
-        assert (older.published.is_set(), server.writes()) == (False, [])
+        await older.current()
+        assert (older.not_ready(), server.writes()) == ([], [])
         async with running_publisher(server, new, lambda: newest == "new") as newer:
-            await asyncio.wait_for(newer.published.wait(), 30)
-            await asyncio.wait_for(older.published.wait(), 30)
-            await wait_until(lambda: not older.fault)
+            await newer.current()
             assert server.devices() == ["b", "c"]
             await old.update([Pool("node", [Device("a")])])
             await older.current()

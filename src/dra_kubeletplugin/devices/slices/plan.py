@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, WantedSlice
 from .slice_objects import CommonSliceFields, ExistingSlice
@@ -133,12 +132,6 @@ def _keeps_generation(
         return len(current) == count
     # An incomplete generation is completed only if all its existing slices are as wanted.
     return not bad and all(s.count == count for s in current.values())
-
-
-def is_complete(existing: Sequence[ExistingSlice]) -> bool:
-    """Whether the newest generation of a pool has all its slices."""
-    current = newest(existing, lambda s: s.generation)
-    return bool(current) and len(current) == current[0].count
 
 
 def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[WantedSlice]) -> bool:

@@ -94,36 +94,29 @@ class Syncer:
     # --- planning -------------------------------------------------------------------------------
 
     async def plan(self, resource: Resource) -> Sync:
-        """Plans the writes of all pools. Raises :class:`ApiError` and :class:`SupersededError`."""
-        if self._metadata is None:
-            self._metadata = await self._scope.metadata(self._client)
-        version, contents, existing = await self.wanted_and_existing(resource)
-        self._times.learn(existing)
-        names = {s.name for s in existing}
-        self._accepted = {n: a for n, a in self._accepted.items() if n in names}
-        plans, with_removals = await compute(
-            sum(len(c.devices) for c in contents), lambda: self._plan_pools(contents, existing)
-        )
-        return Sync(plans, with_removals, existing, version)
-
-    async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolState], list[ExistingSlice]]:
-        """Returns the inventory's version, the wanted pools, and the publisher's slices in the API server.
+        """Plans the writes of all pools.
 
         Raises:
             ApiError: the slices cannot be listed.
             SupersededError: another publisher has begun or stopped publishing one of this publisher's pools.
         """
+        if self._metadata is None:
+            self._metadata = await self._scope.metadata(self._client)
         pools = frozenset(self._inventory.pools)
         async with self._leadership.lock.held():
             pass  # waits until the previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        page, names = await self._client.page(resource, fields=self._scope.selector), {c.name for c in contents}
-        items = page.items or []
+        names = {c.name for c in contents}
+        items = (await self._client.page(resource, fields=self._scope.selector)).items or []
         existing, others = await compute(_DEVICES * len(items), lambda: self._read_slices(items, names, resource))
         self._found = {s.name: s for s in existing}
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
-        return version, contents, existing
+        self._times.learn(existing)
+        self._accepted = {n: a for n, a in self._accepted.items() if n in self._found}
+        count = sum(len(c.devices) for c in contents)
+        plans, with_removals = await compute(count, lambda: self._plan_pools(contents, existing))
+        return Sync(plans, with_removals, existing, version)
 
     def _read_slices(
         self, items: Sequence[bytes], pools: Collection[str], resource: Resource
