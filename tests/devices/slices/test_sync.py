@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Device, Health, Pool
+from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
@@ -137,23 +136,3 @@ def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: py
     times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot write" in caplog.text
-
-
-async def test_a_long_health_report_does_not_block_the_loop() -> None:
-    inventory = Inventory("node")
-    names = [f"d{i}" for i in range(5000)]
-    await inventory.update([Pool("node", [Device(n) for n in names])])
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
-    turns = 0
-    await inventory.set_health({n: Health(True) for n in names}, 1.0)
-    counting.cancel()
-    assert turns >= 5

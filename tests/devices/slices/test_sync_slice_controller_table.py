@@ -146,16 +146,6 @@ async def test_add_taints() -> None:
         assert after["spec"]["devices"][1]["taints"][0]["timeAdded"]
 
 
-async def test_taints_dropped_by_the_server() -> None:
-    async with row() as r:
-        r.server.injected_faults.dropped.add("taints")
-        await r.set_pools([Device("a", taints=[TAINT]), Device("b", taints=[Taint(key="k", effect="None")]), "c"])
-        assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["b", "c"], "the publisher withholds a device if the server drops its taint"
-        assert r.inventory.gates_off == {Gate.TAINTS}
-        assert "DRADeviceTaints" in r.inventory.rejected["a"]
-
-
 async def test_consumable_capacity_dropped() -> None:
     async with row() as r:
         r.server.injected_faults.dropped |= {"allowMultipleAllocations", "requestPolicy"}
@@ -387,15 +377,6 @@ async def test_binding_conditions_created() -> None:
         assert await r.reconcile() == []
 
 
-async def test_binding_conditions_dropped_by_the_server() -> None:
-    async with row() as r:
-        r.server.injected_faults.dropped |= {"bindingConditions", "bindingFailureConditions", "bindsToNode"}
-        await r.set_pools([BINDING, Device("free")])
-        assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["free"]
-        assert "binding conditions" in r.inventory.rejected["fabric"]
-
-
 # --- detected before sending ------------------------------------------------------------------------
 
 
@@ -405,29 +386,6 @@ async def test_detected_before_sending_duplicate_counter_set() -> None:
         await r.reconcile()
         assert r.shape()[0][3] == ["whole"]
         assert set(r.inventory.rejected) == {"counter_sets[1]", "counter set gpu", "part-0", "part-1", "part-2"}
-
-
-async def test_detected_before_sending_duplicate_device() -> None:
-    async with row() as r:
-        await r.set_pools(["a"])
-        await r.set_pools(["b", "b", "c"])
-        assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["b", "c"]
-        assert list(r.inventory.rejected) == ["devices[1]"]
-
-
-async def test_detected_before_sending_unknown_counter_set() -> None:
-    async with row() as r:
-        await r.set_pools([*PARTS, "whole"])
-        await r.reconcile()
-        assert r.shape()[0][3] == ["whole"]
-
-
-async def test_detected_before_sending_unknown_counter() -> None:
-    async with row() as r:
-        await r.set_pools(Pool("node", [*PARTS, Device("whole")], [CounterSet("gpu", {"other": 7})]))
-        await r.reconcile()
-        assert [d for *_, devices in r.shape() for d in devices] == ["whole"]
 
 
 # --- names ------------------------------------------------------------------------------------------
