@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
 from ..errors import DriverError, describe, printable, shown
 from ..resourceapi.types import Taint
-from .pool_state import DeviceKey, HealthMark
 
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
 _SAME_REASON = 600.0
@@ -54,22 +52,6 @@ class HealthPolicy:
             effect = {"effect": self.effect} if self.effect else {}
             out += [{**t.json(), **effect} for t in own]
         return [taint for i, taint in enumerate(out) if taint not in out[:i]]
-
-    def marks(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, HealthMark]]:
-        """Returns the marks of all devices that are unhealthy or have informational taints, by pool and device."""
-        made: dict[
-            Any, Sequence[ReadOnlyJSON]
-        ] = {}  # one list for all devices with the same taints, because there may be thousands
-        out: dict[str, dict[str, HealthMark]] = {}
-        for key, decision in decisions.items():
-            fault, information = decision.fault, decision.information
-            if fault is None and not information:
-                continue
-            same = (fault and fault.taints, information)
-            if same not in made:
-                made[same] = self.taints_for(fault, information)
-            out.setdefault(key.pool, {})[key.device] = HealthMark(made[same], decision.reason if fault else "")
-        return out
 
 
 @dataclass(frozen=True)
@@ -184,6 +166,13 @@ class HealthDecision:
         if self.informed_at is not None and now - self.informed_at < _SAME_INFORMATION and not turned:
             return self
         return replace(self, information=wanted, informed_at=now)
+
+    @property
+    def published(self) -> tuple[Sequence[Taint] | None, Sequence[Taint], str]:
+        """What slices show of this state. It is equal for two states whose device has the same published form."""
+        if self.fault is None:
+            return None, self.information, ""
+        return [t for t in self.fault.taints if t.effect != INFORMATIONAL], self.information, self.reason
 
     @property
     def health(self) -> Health:

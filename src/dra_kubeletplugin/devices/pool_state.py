@@ -25,6 +25,7 @@ from ..resourceapi.pools import Pool
 from ..resourceapi.types import CounterSet, Device, Taint
 from ..resourceapi.unhealthy_reason import with_reason
 from ..resourceapi.validation.slices import MAX_TAINTS
+from .health_policy import HealthDecision, HealthPolicy
 from .validation import (
     CounterSetEntry,
     DeviceEntry,
@@ -52,18 +53,7 @@ class DeviceKey(NamedTuple):
     device: str
 
 
-class HealthMark(NamedTuple):
-    """The taints and the reason that health adds to a published device.
-
-    ``reason`` is empty for a healthy device; its taints are informational.
-    """
-
-    taints: Sequence[ReadOnlyJSON]
-    reason: str
-
-
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
-_GONE = HealthMark([GONE.json()], "")
 
 
 @dataclass(frozen=True)
@@ -79,6 +69,7 @@ class PoolState:
         sets: the counter sets.
         unnamed: the faults of items that are no devices or counter sets, or that have no name of their own: place in the driver's list,
             such as ``devices[3]`` → reason.
+        health: the health of the present devices that the driver has reported.
         server_rejections: devices that the API server rejected: name → (rejected JSON, reason). A rejection applies only while the
             device has this JSON.
 
@@ -103,6 +94,7 @@ class PoolState:
     gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
     sets: Mapping[str, CounterSetEntry] = field(default_factory=dict)
     unnamed: Mapping[str, str] = field(default_factory=dict)
+    health: Mapping[str, HealthDecision] = field(default_factory=dict)
     server_rejections: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
 
     devices: Sequence[DeviceEntry] = ()
@@ -145,7 +137,7 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     found, unnamed = by_name(pool.devices if pool else (), Device, "devices")
     gone, kept_sets = _vanished(before, found, held)
     if pool is None:
-        return replace(before, present={}, gone=gone, sets=kept_sets, unnamed={})
+        return replace(before, present={}, gone=gone, sets=kept_sets, unnamed={}, health={})
     options, fault = pool_options(before.name, pool, node)
     per_device = pool.nodes.where is not Where.THIS and (
         any(map(selects_own_nodes, found.values())) or any(e.has_own_nodes for e in gone.values())
@@ -164,8 +156,10 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     sets |= {name: kept for name, kept in kept_sets.items() if name not in sets}
     known = {**gone, **entries}
     rejections = {n: r for n, r in before.server_rejections.items() if n in known and known[n].encoded == r[0]}
+    health = {n: h for n, h in before.health.items() if n in entries}
+    unnamed |= unnamed_sets
     return PoolState(
-        before.name, pool.nodes, per_device, options, fault, entries, gone, sets, unnamed | unnamed_sets, rejections
+        before.name, pool.nodes, per_device, options, fault, entries, gone, sets, unnamed, health, rejections
     )
 
 
@@ -214,11 +208,11 @@ def _read_record(name: str, described: ReadOnlyJSON) -> tuple[DeviceEntry, dict[
     return entry, {s["name"]: counter_set_entry(s) for s in described.get("counterSets") or ()}
 
 
-def rendered_pool(state: PoolState, marks: Mapping[str, HealthMark], off: frozenset[Gate], node: str) -> PoolState:
+def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], node: str) -> PoolState:
     """Returns the pool's state with the published form.
 
     Args:
-        marks: health taints and reasons, by device.
+        policy: the taints of unhealthy devices.
         off: gates that the API server has off.
         node: the node whose pools are published.
     """
@@ -237,14 +231,14 @@ def rendered_pool(state: PoolState, marks: Mapping[str, HealthMark], off: frozen
         if fault := _fault_of(entry, state, seek=len(rejected) < _MAX_HINTS):
             rejected[name] = fault
             continue
-        mark = _GONE if name in state.gone else marks.get(name)
-        gates = entry.gates | {Gate.TAINTS} if mark and mark.taints else entry.gates
-        is_unchanged = mark is None and gates.isdisjoint(off)
+        taints, reason = _added(entry, state, policy)
+        gates = entry.gates | {Gate.TAINTS} if taints else entry.gates
+        is_unchanged = not (taints or reason) and gates.isdisjoint(off)
         if is_unchanged:
             devices.append(entry)
             if not gates or gates in samples:
                 continue
-        json = entry.json if mark is None else _marked(entry.json, mark)
+        json = _marked(entry.json, taints, reason)
         if gates:
             samples.setdefault(gates, json)
         if is_unchanged:
@@ -281,16 +275,26 @@ def _fault_of(entry: DeviceEntry, state: PoolState, *, seek: bool) -> str:
     return f"rejected by the API server: {reason}" if reason and rejected_json == entry.encoded else ""
 
 
-def _marked(device: ReadOnlyJSON, mark: HealthMark) -> ReadOnlyJSON:
-    """Returns ``device`` with the taints and the reason of ``mark``.
+def _added(entry: DeviceEntry, state: PoolState, policy: HealthPolicy) -> tuple[Sequence[ReadOnlyJSON], str]:
+    """Returns the taints that the framework adds to a device, and the reason why the device is unhealthy."""
+    if entry.name in state.gone:
+        return [GONE.json()], ""
+    decision = state.health.get(entry.name)
+    if decision is None:
+        return [], ""
+    return policy.taints_for(decision.fault, decision.information), decision.reason if decision.fault else ""
+
+
+def _marked(device: ReadOnlyJSON, added: Sequence[ReadOnlyJSON], reason: str) -> ReadOnlyJSON:
+    """Returns ``device`` with the taints ``added``, and with the reason why it is unhealthy.
 
     A taint of the driver with the same key is removed. If there are too many taints, the driver's last taints are removed too.
     """
-    if mark.reason:
-        device = with_reason(device, mark.reason)
-    if not mark.taints:
+    if reason:
+        device = with_reason(device, reason)
+    if not added:
         return device
-    keys = {t["key"] for t in mark.taints}
+    keys = {t["key"] for t in added}
     taints = [t for t in device.get("taints") or [] if t["key"] not in keys]
     # The taints for bad health come last: `dra explain` adds the reason to the last taint.
-    return {**device, "taints": [*taints[: max(0, MAX_TAINTS - len(mark.taints))], *mark.taints[-MAX_TAINTS:]]}
+    return {**device, "taints": [*taints[: max(0, MAX_TAINTS - len(added))], *added[-MAX_TAINTS:]]}
