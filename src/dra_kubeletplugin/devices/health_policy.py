@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
-from ..errors import DriverError, describe, printable, shown
+from ..errors import DriverError, printable, shown
 from ..resourceapi.types import Taint
 
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
@@ -195,21 +195,16 @@ def checked_report(report: object) -> dict[str, Health]:
     if not isinstance(report, Mapping):
         raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
     out = {}
-    try:
-        for name, health in report.items():
-            if not isinstance(name, str) or not isinstance(health, Health):
-                raise DriverError(
-                    f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
-                )
-            if health.healthy not in {True, False, None}:
-                raise DriverError(
-                    f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
-                )
-            # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
-            healthy = None if health.healthy is None else bool(health.healthy)
-            out[name] = replace(health, healthy=healthy, message=printable(health.message))
-    except DriverError:
-        raise
-    except Exception as e:
-        raise DriverError(f"the result of health() cannot be read: {describe(e)}") from e
+    for name, health in report.items():
+        if not isinstance(name, str) or not isinstance(health, Health):
+            raise DriverError(
+                f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
+            )
+        if health.healthy not in (True, False, None):
+            raise DriverError(
+                f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
+            )
+        # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
+        healthy = None if health.healthy is None else bool(health.healthy)
+        out[name] = replace(health, healthy=healthy, message=printable(health.message))
     return out

@@ -380,8 +380,8 @@ class Inventory:
         Raises:
             DriverError: the report is not a mapping of names to :class:`Health`. Nothing changes.
         """
-        if type(report) is dict:
-            report = report.copy()  # the driver may change its dict while a thread reads the report
+        if isinstance(report, dict):
+            report = dict(report)  # the driver may change its dict while a thread reads the report
         async with self._change:
             states, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
