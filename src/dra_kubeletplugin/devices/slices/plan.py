@@ -24,6 +24,7 @@ class WritePlan:
     """The requests that turn a pool's existing slices into the wanted slices.
 
     Order of the requests: ``delete_first``, ``writes``, ``delete_last``. Each write is a slice with its number in the pool.
+    ``removes`` is whether a device of an existing slice is in none of the wanted slices.
     """
 
     common: CommonSliceFields
@@ -31,6 +32,7 @@ class WritePlan:
     writes: Sequence[tuple[int, WantedSlice]]
     delete_last: Sequence[ExistingSlice]
     devices: int
+    removes: bool
     rewrites_all: bool = False  # whether every slice is written, in a new generation
 
     @property
@@ -80,7 +82,8 @@ def make_plan(
     obsolete = [s for s in sorted(existing, key=lambda s: s.name) if s.name not in names]
     extra = [s for s in obsolete if s.name in current]
     touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current]
-    devices = sum(len(c.devices) for c in contents)
+    devices = {d.name for c in contents for d in c.devices}
+    removes = any(name not in devices for s in existing for name in s.names.devices)
     numbers = _numbers(contents)
 
     def writes(places: Iterable[int]) -> list[tuple[int, WantedSlice]]:
@@ -90,17 +93,19 @@ def make_plan(
         order = writes([*touched, *bad, *missing])
         # Surplus slices are deleted last. While there are too many slices, readers treat the generation as incomplete.
         if len(current) > len(contents):
-            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, devices)
-        return WritePlan(common, obsolete, order, [], devices)
+            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, len(devices), removes)
+        return WritePlan(common, obsolete, order, [], len(devices), removes)
     # Another writer used the largest possible generation. So all slices are deleted, and the generation restarts at 1.
     if common.generation >= _LAST_GENERATION:
         fresh = [(number, replace(c, name=None)) for number, c in zip(numbers, contents, strict=True)]
-        return WritePlan(replace(common, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
+        return WritePlan(
+            replace(common, generation=1), list(existing), fresh, [], len(devices), removes, rewrites_all=True
+        )
     in_next_generation = replace(common, generation=common.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda write: write[1].name is None)
-    return WritePlan(in_next_generation, obsolete, every, [], devices, rewrites_all=True)
+    return WritePlan(in_next_generation, obsolete, every, [], len(devices), removes, rewrites_all=True)
 
 
 def is_numbered(name: str) -> bool:

@@ -46,13 +46,12 @@ class Sync:
     """The planned writes of one synchronisation.
 
     Attributes:
-        plans: one plan for each pool. The first ``with_removals`` plans remove devices from their pools.
+        plans: one plan for each pool, in the order in which they are carried out.
         existing: the slices in the API server.
         version: the inventory's version from which the writes were planned.
     """
 
     plans: Sequence[WritePlan]
-    with_removals: int
     existing: Sequence[ExistingSlice]
     version: int
 
@@ -115,8 +114,8 @@ class Syncer:
         self._times.learn(existing)
         self._accepted = {n: a for n, a in self._accepted.items() if n in self._found}
         count = sum(len(c.devices) for c in contents)
-        plans, with_removals = await compute(count, lambda: self._plan_pools(contents, existing))
-        return Sync(plans, with_removals, existing, version)
+        plans = await compute(count, lambda: self._plan_pools(contents, existing))
+        return Sync(plans, existing, version)
 
     def _read_slices(
         self, items: Sequence[bytes], pools: Collection[str], resource: Resource
@@ -151,22 +150,15 @@ class Syncer:
         # If two publishers publish a pool, the publisher of the oldest slice continues. Both apply this rule, so exactly one continues.
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
-    def _plan_pools(
-        self, contents: Sequence[PoolState], existing: Sequence[ExistingSlice]
-    ) -> tuple[list[WritePlan], int]:
-        """Returns the plans, and how many of them remove devices. These come first, because a device may move to another pool."""
-        of_pool: dict[str, list[ExistingSlice]] = {c.name: [] for c in contents}
+    def _plan_pools(self, contents: Sequence[PoolState], existing: Sequence[ExistingSlice]) -> list[WritePlan]:
+        """Returns the plans. Those that remove devices come first, because a device may move to another pool."""
+        of_pool: dict[str, list[ExistingSlice]] = {}
         for slice_ in existing:
             of_pool.setdefault(slice_.pool, []).append(slice_)
-        removals, others = list[WritePlan](), list[WritePlan]()
-        for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            common = common_fields([], of_pool[pool], self._scope.driver, pool, {})
-            removals.append(make_plan([], of_pool[pool], common, ()))
-        for content in contents:
-            stay = {d.name for d in content.devices}
-            removes = any(name not in stay for s in of_pool[content.name] for name in s.names.devices)
-            (removals if removes else others).append(self._plan_pool(content, of_pool[content.name]))
-        return [*removals, *others], len(removals)
+        plans = [self._plan_pool(content, of_pool.pop(content.name, [])) for content in contents]
+        for pool, slices in sorted(of_pool.items()):  # pools that are no longer published
+            plans.append(make_plan([], slices, common_fields([], slices, self._scope.driver, pool, {}), ()))
+        return sorted(plans, key=lambda plan: not plan.removes)
 
     def _plan_pool(self, pool: PoolState, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
@@ -228,12 +220,12 @@ class Syncer:
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
         rejected: ApiError | None = None
-        for i, plan in enumerate(sync.plans):
+        for plan in sync.plans:
             try:
                 await self._carry_out_pool(plan, resource)
             except ApiError as e:
                 # A device that this plan removes may be in the plan of another pool, which must not be written before the removal.
-                if not isinstance(e, (*REJECTIONS, ForbiddenError)) or i < sync.with_removals:
+                if not isinstance(e, (*REJECTIONS, ForbiddenError)) or plan.removes:
                     raise
                 rejected = rejected or e
         if rejected:
