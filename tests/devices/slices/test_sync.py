@@ -12,11 +12,9 @@ from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
-from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
-from dra_kubeletplugin.devices.validation import device_from_record
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
@@ -119,14 +117,6 @@ async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> 
     await writer.settle()
     assert sorted(device_names(server)) == [f"d{i}" for i in range(4)]
     assert len(server.objects) == 2
-
-
-def test_a_new_device_joins_the_slice_of_its_predecessor() -> None:
-    before = {"s0": PublishedNames([f"a{i}" for i in range(3)]), "s1": PublishedNames([f"b{i}" for i in range(3)])}
-    order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
-    contents = pack([device_from_record({"name": n}) for n in order], (), before, 100)
-    (home,) = [c for c in contents if any(d.name == "new" for d in c.devices)]
-    assert home.name == "s1"
 
 
 def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
