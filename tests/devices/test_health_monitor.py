@@ -236,15 +236,3 @@ async def test_a_removed_registration_socket_is_reported_and_the_kubelet_finds_t
         # The plugin logs the removal once. Readiness and metric were false until the kubelet registered the plugin again.
         assert sum("the registration socket was removed" in r.getMessage() for r in caplog.records) == 1
         await node.run_pod()
-
-
-async def test_the_plugin_restores_a_removed_dra_socket_and_pods_start() -> None:
-    async with node_with(make_toy_class()) as node:
-        node.plugin.paths.dra.unlink()
-
-        async def socket_exists() -> bool:
-            return node.plugin.paths.dra.exists()
-
-        await node.cluster.wait("the socket", socket_exists)
-        await node.kubelet.restart()
-        await node.run_pod()

@@ -271,20 +271,6 @@ async def test_a_device_removed_in_use_stays_in_the_stream_as_unhealthy_with_the
     assert set(await reported_health(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize(("text", "most"), [("\U0001f525" * 2000, 4), ("", 1)])
-async def test_8192_devices_with_long_texts_fit_in_few_grpc_messages_without_loss(text: str, most: int) -> None:
-    inventory = Inventory("n" * 253, clock=Clock())
-    names = [f"{'d' * 50}-{i}" for i in range(8192)]
-    device = Device("d")
-    await inventory.update(node([renamed(device, n) for n in names]))
-    await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    found = await messages(inventory)
-    assert len(found) <= most
-    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in found)
-    assert [d.device.device_name for m in found for d in m.devices] == names
-    assert {d.message for m in found for d in m.devices} == {text[:255] + "..." if text else ""}
-
-
 async def test_later_changes_of_the_driver_s_dict_do_not_change_a_report() -> None:
     inventory = await inventory_with()
     report = {"a": Health(False, "hot")}
@@ -404,10 +390,6 @@ async def test_a_change_and_its_version_are_visible_together() -> None:
                 await asyncio.sleep(0)
         assert inventory.version == before + 1
     assert await updating
-
-
-async def test_without_any_device_one_empty_message_reports_it() -> None:
-    assert [len(m.devices) for m in await messages(Inventory("node"))] == [0]
 
 
 async def test_a_text_is_truncated_at_the_kubelet_s_limit() -> None:
@@ -546,19 +528,6 @@ async def test_unchanged_devices_are_kept_with_the_newest_data_of_the_driver() -
     again = Device("a", {"x": 1}, {"memory": "1"}, data=other.data)
     assert not await inventory.update(node([again]))
     assert inventory.get("a") is again, "the published device is equal, and the driver's data is the newest"
-
-
-async def test_the_health_of_thousands_of_devices_does_not_block_other_tasks(work_threads: list[int]) -> None:
-    inventory, device = Inventory("node", clock=Clock()), Device("d")
-    await inventory.update(node([renamed(device, f"d{i}") for i in range(4096)]))
-    work_threads.clear()
-    await inventory.set_health({f"d{i}": Health(False, "hot") for i in range(4096)}, at=1_000_000.0)
-    assert work_threads and threading.get_ident() not in work_threads
-    task, iterations = asyncio.create_task(messages(inventory)), 0
-    while not task.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations >= 4096 / 256
 
 
 async def test_a_device_removed_during_a_health_update_has_no_health() -> None:
