@@ -121,29 +121,15 @@ class HealthDecision:
     def _next(
         self, report: Health, at: float, fault: Health | None, against: int = 0, needed: int = 0
     ) -> HealthDecision:
-        reason, since = self.reason, self.reason_at
-        failed_at, recovered_at = self.failed_at, self.recovered_at
+        state = replace(self, last_report=report, at=at, fault=fault, against=against, needed=needed)
         if fault is None:
-            reason, since = "", 0.0
-            recovered_at = recovered_at if self.fault is None else at
-        else:
-            text = fault.message or "no reason given"
-            if self.fault is None or (text != reason and at - since >= _SAME_REASON):
-                reason, since = text, at
-            failed_at = at if self.fault is None else failed_at
-        return HealthDecision(
-            report,
-            at,
-            fault,
-            against,
-            needed,
-            reason,
-            since,
-            self.information,
-            self.informed_at,
-            failed_at,
-            recovered_at,
-        )
+            return state if self.fault is None else replace(state, reason="", recovered_at=at)
+        text = fault.message or "no reason given"
+        if self.fault is None:
+            return replace(state, reason=text, reason_at=at, failed_at=at)
+        if text != self.reason and at - self.reason_at >= _SAME_REASON:
+            return replace(state, reason=text, reason_at=at)
+        return state
 
     def with_informational_taints(self, before: HealthDecision | None, now: float) -> HealthDecision:
         """Returns the state with the informational taints of the last report.
