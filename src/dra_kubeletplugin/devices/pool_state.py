@@ -60,6 +60,8 @@ GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
 class PoolState:
     """The state of one pool. It is immutable.
 
+    The attributes from ``devices`` on are the published form, from :func:`rendered_pool`. Do not use them if the pool has a fault.
+
     Attributes:
         per_device: whether each device has its own nodes.
         options: fields that apply to all devices.
@@ -73,9 +75,6 @@ class PoolState:
         server_rejections: devices that the API server rejected: name → (rejected JSON, reason). A rejection applies only while the
             device has this JSON.
 
-    The attributes of the published form are from :func:`rendered_pool`. They have no meaning if the pool has a fault:
-
-    Attributes:
         devices: the devices as they are published, in the driver's order; devices that vanished in use come last.
         counter_sets: the counter sets as they are published.
         fields: the fields of a slice's spec that apply to all devices: the nodes and the pool's options.
@@ -118,9 +117,8 @@ class PoolState:
     def described(self) -> tuple[object, ...]:
         """Returns a value that is equal for two states with the same published form, without health and the API server's rejections."""
         items = (self.present, self.gone, self.sets, self.unnamed)
-        order = list(
-            map(list, items)
-        )  # dicts with another order of keys are equal, but the order of devices is published
+        # Dicts with another order of keys are equal, but the order of devices is published.
+        order = [list(item) for item in items]
         return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
 
 
@@ -233,16 +231,12 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], 
             continue
         taints, reason = _added(entry, state, policy)
         gates = entry.gates | {Gate.TAINTS} if taints else entry.gates
-        is_unchanged = not (taints or reason) and gates.isdisjoint(off)
-        if is_unchanged:
+        if gates and gates not in samples:
+            samples[gates] = _marked(entry.json, taints, reason)
+        if not (taints or reason) and gates.isdisjoint(off):  # published as the driver returned it
             devices.append(entry)
-            if not gates or gates in samples:
-                continue
-        json = _marked(entry.json, taints, reason)
-        if gates:
-            samples.setdefault(gates, json)
-        if is_unchanged:
             continue
+        json = _marked(entry.json, taints, reason)
         published = without(json, off)
         if isinstance(published, str):
             rejected[name] = published
