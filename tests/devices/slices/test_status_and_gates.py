@@ -105,8 +105,12 @@ async def test_an_unhealthy_device_is_withheld_until_it_recovers_if_the_server_d
         inventory = await make_inventory("a", "b")
         async with running_publisher(server, inventory) as publisher:
             await current(publisher)
+            server.written.clear()
             await inventory.set_health({"a": Health(False, "hot", taints=[NOEXECUTE])}, at=1.0)
             await wait_until(lambda: set(sent(server)) == {"b"})
+            assert [method for method, _ in server.written] == ["PUT"], (
+                "the device is not written without its taint first"
+            )
             await wait_until(lambda: set(inventory.rejected) == {"a"})
             await inventory.set_health({}, at=2.0)
             await wait_until(lambda: set(sent(server)) == {"a", "b"})
