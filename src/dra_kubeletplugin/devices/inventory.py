@@ -142,7 +142,7 @@ class Inventory:
         states: Mapping[str, PoolState],
         off: frozenset[Gate],
         *,
-        published: bool,
+        published: bool = True,
         from_driver: bool = False,
     ) -> None:
         """Renders the pools, then replaces states and gates in one step, and wakes the waiting tasks.
@@ -203,7 +203,7 @@ class Inventory:
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }
             after = replace(state, server_rejections={**state.server_rejections, **rejected})
-            await self._apply({**self._states, state.name: after}, self.gates_off, published=True)
+            await self._apply({**self._states, state.name: after}, self.gates_off)
 
     async def clear_rejections(self) -> bool:
         """Clears the API server's rejections, so that the devices are sent again. Returns whether there were any."""
@@ -211,7 +211,7 @@ class Inventory:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
             states = {n: replace(s, server_rejections={}) for n, s in self._states.items()}
-            await self._apply(states, self.gates_off, published=True)
+            await self._apply(states, self.gates_off)
         return True
 
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
@@ -219,7 +219,7 @@ class Inventory:
         async with self._change:
             if off != self.gates_off:
                 self.update_pending = self.depends_on_gates
-                await self._apply(self._states, off, published=True)
+                await self._apply(self._states, off)
 
     async def set_taken(self, taken: Mapping[str, str]) -> bool:
         """Sets :attr:`taken`. Returns whether it changed."""
@@ -386,7 +386,7 @@ class Inventory:
             states, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
             if changed:
-                await self._apply(states, self.gates_off, published=True)
+                await self._apply(states, self.gates_off)
             else:
                 self._states = states
                 await self._notify(published=False)
