@@ -65,7 +65,7 @@ def remove_lock(folder: Path) -> None:
 
 
 def save_taint_times(folder: Path) -> None:
-    times = TaintTimes(folder / "taint-times.json", INSTANCE)
+    times = TaintTimes(folder / "taint-times.json")
     times._load()
     times._keep({"pool": {"device": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
 
@@ -88,6 +88,6 @@ OPERATIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     "lock on a path": (lock_path, "dra.sock.lock"),
     "removed lock": (remove_lock, "dra.sock.lock"),
     "taint times": (save_taint_times, "taint-times.json"),
-    "taint times' temporary file": (save_taint_times, f".taint-times.json.{INSTANCE}"),
+    "taint times' temporary file": (save_taint_times, ".taint-times.json.tmp"),
     "stale socket": (remove_socket, "dra.sock"),
 }

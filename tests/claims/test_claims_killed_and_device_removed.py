@@ -14,7 +14,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
 
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice, Version
 from dra_kubeletplugin.claims import ClaimIdentity
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from dra_kubeletplugin.errors import (
     ApiUnavailableError,
     DeviceGoneError,

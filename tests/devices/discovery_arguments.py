@@ -5,7 +5,7 @@ from __future__ import annotations
 from dra_kubeletplugin.devices.discovery import Intervals
 from dra_kubeletplugin.devices.pool_state import Held
 
-QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
+QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, apart=0.01, retry=0.01)
 
 
 async def nothing_held() -> Held:

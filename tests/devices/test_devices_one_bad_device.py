@@ -95,6 +95,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("node_resources", {"cpu": NodeResource(per_device="x")}, "node_resources['cpu']"),
     ("binding_conditions", ["a b"], "bindingConditions[0]"),
     ("binding_conditions", "ready", "binding_conditions is str"),
+    ("binding_conditions", ["example.com/bound"], "bindingFailureConditions"),
     ("nodes", Nodes.named("Not A Node"), "Nodes.named()"),
     ("nodes", "node", "nodes is str"),
     ("extra", {"name": "other"}, "extra: set `name`"),
@@ -118,20 +119,12 @@ class Raising(dict[str, Any]):
     __iter__ = __len__ = __getitem__ = keys = items = values = _raise
 
 
-class RaisingName(str):
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        raise OSError("the card does not respond")
-
-
 RAISING: list[Callable[[Device], Any]] = [
     lambda device: spoiled(device, attributes=Raising()),
     lambda device: spoiled(device, attributes=Raising(), nodes=Nodes.named("node-1")),
     lambda device: spoiled(device, attributes=Raising(), name="card-0"),
     lambda device: spoiled(device, attributes=Raising(), name=None),
     lambda device: spoiled(device, extra=Raising(), name=""),
-    lambda device: spoiled(device, name=RaisingName("Card_1")),
 ]
 NO_DEVICES = [None, "card-1", 5, {"name": "card-1"}, Device, [Device("card-1")], CounterSet("card-1", {"x": 1})]
 CARD = CounterSet("card", {"slices": 7})
@@ -183,7 +176,12 @@ async def test_the_published_devices_are_the_list_without_the_spoiled_one(
     assert reason.encode()
 
 
-@pytest.mark.parametrize(("field", "value", "text"), BAD_FIELDS, ids=[text for _, _, text in BAD_FIELDS])
+TOO_LARGE = ("extra", {"note": "x" * 600_000}, "at most 524288 can be published")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"), [*BAD_FIELDS, TOO_LARGE], ids=[text for *_, text in [*BAD_FIELDS, TOO_LARGE]]
+)
 async def test_the_reason_names_the_field(field: str, value: Any, text: str) -> None:
     first, second = good_devices(2)
     found, rejected = await published(Pool("node", [spoiled(first, **{field: value}), second], [CARD]))
@@ -251,6 +249,7 @@ async def test_a_spoiled_device_in_one_pool_does_not_change_other_pools(
         CounterSet("card", {"slices": float("nan")}),  # type: ignore[dict-item]
         CounterSet("card", 7),  # type: ignore[arg-type]
         CounterSet("card", {}),
+        CounterSet("card", {f"c{i}": 1 for i in range(33)}),
         CounterSet(None, {"slices": 7}),  # type: ignore[arg-type]
         {"name": "card"},
         None,

@@ -13,8 +13,8 @@ from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices.pack import SliceContent
-from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields, SliceWrite
+from dra_kubeletplugin.devices.slices.pack import WantedSlice
+from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields
 from dra_kubeletplugin.devices.validation import parse_pools
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
@@ -151,7 +151,7 @@ async def test_a_driver_with_only_devices_has_no_pools_for_the_controller() -> N
 
 def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
     common = CommonSliceFields("d" * 63, "p", {}, 1, 1)
-    obj = SliceWrite(SliceContent(), None, 0).object(common, f"{'n' * 62}." * 4, {}, {})
+    obj = common.object(0, WantedSlice(), None, f"{'n' * 62}." * 4, {}, {})
     prefix = obj["metadata"]["generateName"]
     assert len(prefix) <= 248
     assert prefix.endswith("-")

@@ -217,56 +217,8 @@ async def test_the_driver_or_the_operator_sets_the_effect_of_a_fault(policy: str
         assert await node.cluster.wait("the taint", taints) == [("toy-1", "toy.example.com/ecc", effect)]
 
 
-async def test_a_flapping_device_is_allocated_only_after_it_has_been_healthy_for_a_while() -> None:
-    class Flapping(HealthReportingDriver):
-        reports = 0
-
-        def health(self) -> dict[str, Health]:
-            Flapping.reports += 1
-            return {"toy-1": Health(Flapping.reports % 2 == 0, "loose")}
-
-    async with node_with(Flapping, health_interval=0.1) as node:
-        await reported(node, "toy-1", UNHEALTHY)
-        async with asyncio.timeout(60):
-            async for report in reports(node):
-                assert report["toy-1"] == UNHEALTHY
-                if Flapping.reports > 8:
-                    break
-
-
 def _toys() -> list[Device]:
     return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(4)]
-
-
-async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
-    class Tainting(Toy):
-        bad: Any = ()
-
-        async def devices(self) -> list[Device]:
-            out = _toys()
-            object.__setattr__(out[0], "taints", Tainting.bad)
-            return out
-
-    async with node_with(Tainting) as node:
-        for bad in ([Taint(key="not valid!")], [Taint(key=f"k{i}") for i in range(17)], "nonsense"):
-            Tainting.bad = bad
-            node.plugin.discovery.request()
-
-            async def has_note() -> bool:
-                return any(n.startswith("toy-0 is not published: ") for n in await node.plugin.notes())
-
-            await node.cluster.wait("the note in readiness", has_note)
-
-            async def has_three_devices() -> bool:
-                return [d["name"] for s in node.cluster.slices() for d in s["spec"]["devices"]] == [
-                    "toy-1",
-                    "toy-2",
-                    "toy-3",
-                ]
-
-            await node.cluster.wait("three devices", has_three_devices)
-        assert await node.plugin.not_ready() == []
-        await node.run_pod()
 
 
 async def test_a_removed_registration_socket_is_reported_and_the_kubelet_finds_the_plugin_again(
@@ -283,16 +235,4 @@ async def test_a_removed_registration_socket_is_reported_and_the_kubelet_finds_t
         await node.cluster.wait("the second registration", has_registered_again)
         # The plugin logs the removal once. Readiness and metric were false until the kubelet registered the plugin again.
         assert sum("the registration socket was removed" in r.getMessage() for r in caplog.records) == 1
-        await node.run_pod()
-
-
-async def test_the_plugin_restores_a_removed_dra_socket_and_pods_start() -> None:
-    async with node_with(make_toy_class()) as node:
-        node.plugin.paths.dra.unlink()
-
-        async def socket_exists() -> bool:
-            return node.plugin.paths.dra.exists()
-
-        await node.cluster.wait("the socket", socket_exists)
-        await node.kubelet.restart()
         await node.run_pod()

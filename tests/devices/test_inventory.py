@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
-import json
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Taint
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
-from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.devices import inventory as inventory_module
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
@@ -93,7 +88,7 @@ def work_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return record
 
-    for owner, name in ((Inventory, "_updated_states"), (Inventory, "_decide"), (inventory_module, "render_pool")):
+    for owner, name in ((Inventory, "_updated_states"), (Inventory, "_decide"), (inventory_module, "rendered_pool")):
         monkeypatch.setattr(owner, name, recorded(getattr(owner, name)))
     return threads
 
@@ -276,20 +271,6 @@ async def test_a_device_removed_in_use_stays_in_the_stream_as_unhealthy_with_the
     assert set(await reported_health(inventory)) == {"b"}
 
 
-@pytest.mark.parametrize(("text", "most"), [("\U0001f525" * 2000, 4), ("", 1)])
-async def test_8192_devices_with_long_texts_fit_in_few_grpc_messages_without_loss(text: str, most: int) -> None:
-    inventory = Inventory("n" * 253, clock=Clock())
-    names = [f"{'d' * 50}-{i}" for i in range(8192)]
-    device = Device("d")
-    await inventory.update(node([renamed(device, n) for n in names]))
-    await inventory.set_health({n: Health(False, text) for n in names}, at=1_000_000.0)
-    found = await messages(inventory)
-    assert len(found) <= most
-    assert all(m.ByteSize() < 4 * 1024 * 1024 for m in found)
-    assert [d.device.device_name for m in found for d in m.devices] == names
-    assert {d.message for m in found for d in m.devices} == {text[:255] + "..." if text else ""}
-
-
 async def test_later_changes_of_the_driver_s_dict_do_not_change_a_report() -> None:
     inventory = await inventory_with()
     report = {"a": Health(False, "hot")}
@@ -411,10 +392,6 @@ async def test_a_change_and_its_version_are_visible_together() -> None:
     assert await updating
 
 
-async def test_without_any_device_one_empty_message_reports_it() -> None:
-    assert [len(m.devices) for m in await messages(Inventory("node"))] == [0]
-
-
 async def test_a_text_is_truncated_at_the_kubelet_s_limit() -> None:
     inventory = await inventory_with()
     await inventory.set_health({"a": Health(False, "ß" * 2000), "b": Health(False, "\ud800broken")}, at=1_000_000.0)
@@ -435,31 +412,20 @@ async def test_an_invalid_report_leaves_the_last_report_in_force(report: object)
 # --- devices ----------------------------------------------------------------------------------------
 
 
-def _raises_after_one_device() -> Iterator[Device]:
-    yield Device("a")
-    raise LookupError("\ud800 the bus is gone")
+INVALID_RESULTS: list[Any] = [None, 5, "devices", {"a": Device("a")}, [Device("a")] * 100_000]
 
 
-def _endless() -> Iterator[Device]:
-    device = Device("d")
-    for i in itertools.count():
-        yield renamed(device, f"d{i}")
-
-
-INVALID_RESULTS: list[Any] = [None, 5, "devices", {"a": Device("a")}, _raises_after_one_device, _endless]  # fmt: skip
-
-
-@pytest.mark.parametrize("result", INVALID_RESULTS, ids=lambda a: getattr(a, "__name__", repr(a)[:20]))
+@pytest.mark.parametrize("result", INVALID_RESULTS, ids=lambda a: repr(a)[:20])
 async def test_an_invalid_result_of_devices_leaves_the_last_result_in_force(result: Any) -> None:
     inventory = Inventory("node")
-    with pytest.raises((DriverError, LookupError)):
-        await inventory.update(node(result() if callable(result) else result))
+    with pytest.raises(DriverError):
+        await inventory.update(node(result))
     assert not inventory.known
     await inventory.update(node([Device("kept")]))
     assert inventory.known
     version = inventory.version
-    with pytest.raises((DriverError, LookupError)):
-        await inventory.update(node(result() if callable(result) else result))
+    with pytest.raises(DriverError):
+        await inventory.update(node(result))
     assert ([d.name for d in inventory], inventory.version) == (["kept"], version)
 
 
@@ -489,61 +455,9 @@ def changed_device(device_name: str, /, **fields: object) -> Device:
     return device
 
 
-SEVENTEEN = [Taint(key=f"k{i}") for i in range(17)]
-INVALID_DEVICES = {
-    "an invalid taint": changed_device("bad", taints=[Taint(key="not valid!")]),
-    "a 17th taint": changed_device("bad", taints=SEVENTEEN),
-    "an int beyond 64 bits": changed_device("bad", attributes={"x": 2**63}),
-    "a bad quantity": changed_device("bad", capacity={"memory": "1 Gi"}),
-    "an invalid attribute": changed_device("bad", attributes={"x": object()}),
-    "a text that cannot be encoded": changed_device("bad", attributes={"x": "\ud800"}),
-    "too large": changed_device("bad", extra={"note": "x" * 600_000}),
-    "binding without failing": changed_device("bad", binding_conditions=["example.com/bound"]),
-    "an unknown counter set": Device("bad", consumes_counters={"nowhere": {"slices": 1}}),
-    "an unknown counter": Device("bad", consumes_counters={"gpu-0": {"slizes": 1}}),
-}
-
-
-@pytest.mark.parametrize("case", INVALID_DEVICES)
-async def test_the_inventory_omits_and_names_only_the_invalid_device(case: str) -> None:
-    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
-    sets = [CounterSet("gpu-0", {"slices": 7})]
-    good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
-    await inventory.update(node([INVALID_DEVICES[case], good], sets))
-    assert published(inventory) == {"good": []}
-    assert list(inventory.rejected) == ["bad"]
-    assert inventory.rejected["bad"]
-    await inventory.update(node([Device("bad"), good], sets))
-    assert (set(published(inventory)), dict(inventory.rejected)) == ({"bad", "good"}, {})
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        CounterSet("GPU_0", {"slices": 7}),
-        CounterSet("gpu-0", {f"c{i}": 1 for i in range(33)}),
-        CounterSet("gpu-0", {"slices": "7 Gi"}),
-        CounterSet("gpu-0", {}),
-    ],
-)
-async def test_an_invalid_counter_set_withholds_only_the_devices_that_use_it(bad: CounterSet) -> None:
-    inventory = Inventory("node")
-    user = changed_device("user", consumes_counters={bad.name: {"slices": 1}})
-    await inventory.update(node([user, Device("free")], [bad, CounterSet("fine", {"x": 1})]))
-    assert set(published(inventory)) == {"free"}
-    assert [s["name"] for s in published_sets(inventory)] == ["fine"]
-    assert set(inventory.rejected) == {"user", f"counter set {bad.name}"}
-
-
-async def test_a_duplicate_counter_set_is_omitted() -> None:
-    inventory = Inventory("node")
-    await inventory.update(node([Device("free")], [CounterSet("s", {"x": 1}), CounterSet("s", {"x": 2})]))
-    assert (published_sets(inventory), list(inventory.rejected)) == ([], ["counter_sets[1]", "counter set s"])
-
-
 async def test_the_taint_of_an_unhealthy_device_never_exceeds_16_taints() -> None:
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
-    await inventory.update(node([Device("a", taints=SEVENTEEN[:16])]))
+    await inventory.update(node([Device("a", taints=[Taint(key=f"k{i}") for i in range(16)])]))
     await inventory.set_health({"a": Health(False)}, at=1.0)
     (device,) = published_devices(inventory)
     assert validate_device(device, "") == []
@@ -614,36 +528,6 @@ async def test_unchanged_devices_are_kept_with_the_newest_data_of_the_driver() -
     again = Device("a", {"x": 1}, {"memory": "1"}, data=other.data)
     assert not await inventory.update(node([again]))
     assert inventory.get("a") is again, "the published device is equal, and the driver's data is the newest"
-
-
-async def test_an_update_with_thousands_of_devices_does_not_block_other_tasks(work_threads: list[int]) -> None:
-    """The kubelet's ``GetInfo`` call has a limit of one second."""
-    device = Device("d", {f"a{i}": i for i in range(16)})
-    await Inventory("node").update(node([renamed(device, f"d{i}") for i in range(2048)]))
-    assert work_threads and threading.get_ident() not in work_threads
-
-
-async def test_thousands_of_vanished_devices_do_not_block_other_tasks(work_threads: list[int]) -> None:
-    inventory = Inventory("node")
-    await inventory.update(node([renamed(Device("d"), f"d{i}") for i in range(2048)]))
-    held = {("node", f"d{i}"): json.loads(bytes(inventory.description(f"d{i}", "node"))) for i in range(2048)}
-    await inventory.update(node([]), held)
-    await inventory.update(node([]), held)
-    await Inventory("node").update(node([]), held)
-    assert len(work_threads) >= 4 and threading.get_ident() not in work_threads
-
-
-async def test_the_health_of_thousands_of_devices_does_not_block_other_tasks(work_threads: list[int]) -> None:
-    inventory, device = Inventory("node", clock=Clock()), Device("d")
-    await inventory.update(node([renamed(device, f"d{i}") for i in range(4096)]))
-    work_threads.clear()
-    await inventory.set_health({f"d{i}": Health(False, "hot") for i in range(4096)}, at=1_000_000.0)
-    assert work_threads and threading.get_ident() not in work_threads
-    task, iterations = asyncio.create_task(messages(inventory)), 0
-    while not task.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations >= 4096 / 256
 
 
 async def test_a_device_removed_during_a_health_update_has_no_health() -> None:
@@ -774,12 +658,6 @@ async def test_an_invalid_result_of_pools_leaves_the_last_result_in_force(result
     assert set(published(inventory)) == {"a"}
 
 
-async def test_only_a_pool_with_an_invalid_name_is_omitted() -> None:
-    inventory = Inventory("node")
-    await inventory.update([Pool("node", [Device("a")]), Pool("Not_A_Name", [Device("b")])])
-    assert ([c.name for c in inventory.contents()], list(inventory.rejected)) == (["node"], ["pool Not_A_Name"])
-
-
 async def test_a_partition_removed_in_use_keeps_its_counter_set_published() -> None:
     inventory = Inventory("node")
     part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
@@ -815,29 +693,6 @@ async def test_health_of_one_name_in_two_pools_is_distinguished_by_the_pool() ->
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (True, False)
     await inventory.set_health({"a": Health(False, "hot")}, at=2.0)
     assert (inventory.healthy("a"), inventory.healthy("a", "node/x")) == (False, False)
-
-
-async def test_8192_unhealthy_devices_reach_a_client_with_a_limit_of_4_mib(tmp_path: Path) -> None:
-    """Uses a real socket with gRPC's default limit, as the kubelet does."""
-    inventory = Inventory("node", clock=Clock())
-    device = Device("d")
-    names = {f"d-{i}" for i in range(8192)}
-    await inventory.update(node([renamed(device, n) for n in names]))
-    await inventory.set_health({n: Health(False, "x" * 1024) for n in names}, at=1_000_000.0)
-    server = grpc.aio.server()
-    HealthService(inventory).add_to(server)
-    server.add_insecure_port(f"unix:{tmp_path}/s")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel, asyncio.timeout(60):
-            seen: set[str] = set()
-            stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
-            async for message in stub.NodeWatchResources(v1.NodeWatchResourcesRequest()):
-                seen |= {d.device.device_name for d in message.devices if d.health == v1.UNHEALTHY}
-                if seen == names:
-                    break
-    finally:
-        await server.stop(0)
 
 
 @pytest.mark.parametrize("role", Role)
@@ -882,19 +737,21 @@ async def test_changes_of_8192_devices_do_not_block_the_loop(
     devices = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     fault = dict.fromkeys((d.name for d in devices), Health(False, "too hot"))
+    recorded = {("node", d.name): {"device": d.json()} for d in devices}
     for change in (
         lambda: inventory.update(node(devices)),
         lambda: inventory.set_gates_off(frozenset({Gate.LISTS})),
         lambda: inventory.update(node(devices)),
         lambda: inventory.set_health(fault, 1.0),
         lambda: inventory.update(node([]), held=None),
+        lambda: Inventory("node").update(node([]), held=recorded),
     ):
         await change()
         assert work_threads and threading.get_ident() not in work_threads
         work_threads.clear()
         assert len(inventory.contents()[0].devices) == 8192
         assert work_threads == [], "published devices are prepared"
-    assert len(caplog.records) < 100, "thousands of log lines would delay other work"
+    assert len(caplog.records) < 200, "thousands of log lines would delay other work"
 
 
 async def test_a_device_with_invalid_nodes_is_published_after_their_correction() -> None:

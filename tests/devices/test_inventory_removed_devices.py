@@ -10,7 +10,7 @@ import pytest
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import CounterSet, Device, Pool
-from dra_kubeletplugin.devices.pool_content import GONE
+from dra_kubeletplugin.devices.pool_state import GONE
 from tests.helpers.drivers import Toy
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices")

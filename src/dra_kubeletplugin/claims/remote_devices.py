@@ -15,7 +15,7 @@ import msgspec
 
 from ..base.json_types import JSON
 from ..base.shared_call import SharedCall
-from ..devices.pool_content import GONE
+from ..devices.pool_state import GONE
 from ..errors import (
     ApiError,
     ApiUnavailableError,

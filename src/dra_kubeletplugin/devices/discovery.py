@@ -31,12 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Intervals of discovery, in seconds. After an event, the call waits for further events, so that a burst of events causes one call."""
+    """Intervals of discovery, in seconds. After an event, the call waits a moment, so that a burst of events causes few calls."""
 
     interval: float = 60.0  # between calls without any event
     hang: float = 10.0  # a call that takes longer is reported as a fault
-    settle: float = 0.2  # without a further event, until the call begins
-    burst: float = 1.0  # from the first event until the call begins, even if events continue
+    settle: float = 0.2  # from an event until the call begins
     apart: float = 0.5  # from the end of one call to the start of the next
     retry: float = 1.0  # after the first failure; doubles up to ``interval``
 
@@ -285,11 +284,5 @@ class DeviceDiscovery:
         """Waits until the next call is due: after an event, or at the end of the interval. After a failure, the interval is shorter."""
         intervals = self._intervals
         ended = time.monotonic()
-        if not await self._wakeup.wait(self._backoff.delay() or intervals.interval):
-            return
-        burst_ends = time.monotonic() + intervals.burst
-        while (remaining := burst_ends - time.monotonic()) > 0:
-            self._wakeup.clear()
-            if not await self._wakeup.wait(min(intervals.settle, remaining)):
-                break
-        await asyncio.sleep(max(0.0, ended + intervals.apart - time.monotonic()))
+        if await self._wakeup.wait(self._backoff.delay() or intervals.interval):
+            await asyncio.sleep(max(intervals.settle, ended + intervals.apart - time.monotonic()))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
-from ..errors import DriverError, describe, printable, shown
+from ..errors import DriverError, printable, shown
 from ..resourceapi.types import Taint
-from .pool_state import DeviceKey
 
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
 _SAME_REASON = 600.0
@@ -20,16 +18,6 @@ _SAME_REASON = 600.0
 _UNSTABLE, _LEAST_FAULT = 60.0, 10.0
 # Seconds between two changes of informational taints. Otherwise, a program that causes a fault every second would cause as many writes.
 _SAME_INFORMATION = 60.0
-
-
-class HealthMark(NamedTuple):
-    """The taints and the reason that health adds to a published device.
-
-    ``reason`` is empty for a healthy device; its taints are informational.
-    """
-
-    taints: Sequence[ReadOnlyJSON]
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +52,6 @@ class HealthPolicy:
             effect = {"effect": self.effect} if self.effect else {}
             out += [{**t.json(), **effect} for t in own]
         return [taint for i, taint in enumerate(out) if taint not in out[:i]]
-
-    def marks(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, HealthMark]]:
-        """Returns the marks of all devices that are unhealthy or have informational taints, by pool and device."""
-        made: dict[
-            Any, Sequence[ReadOnlyJSON]
-        ] = {}  # one list for all devices with the same taints, because there may be thousands
-        out: dict[str, dict[str, HealthMark]] = {}
-        for key, decision in decisions.items():
-            fault, information = decision.fault, decision.information
-            if fault is None and not information:
-                continue
-            same = (fault and fault.taints, information)
-            if same not in made:
-                made[same] = self.taints_for(fault, information)
-            out.setdefault(key.pool, {})[key.device] = HealthMark(made[same], decision.reason if fault else "")
-        return out
 
 
 @dataclass(frozen=True)
@@ -149,29 +121,15 @@ class HealthDecision:
     def _next(
         self, report: Health, at: float, fault: Health | None, against: int = 0, needed: int = 0
     ) -> HealthDecision:
-        reason, since = self.reason, self.reason_at
-        failed_at, recovered_at = self.failed_at, self.recovered_at
+        state = replace(self, last_report=report, at=at, fault=fault, against=against, needed=needed)
         if fault is None:
-            reason, since = "", 0.0
-            recovered_at = recovered_at if self.fault is None else at
-        else:
-            text = fault.message or "no reason given"
-            if self.fault is None or (text != reason and at - since >= _SAME_REASON):
-                reason, since = text, at
-            failed_at = at if self.fault is None else failed_at
-        return HealthDecision(
-            report,
-            at,
-            fault,
-            against,
-            needed,
-            reason,
-            since,
-            self.information,
-            self.informed_at,
-            failed_at,
-            recovered_at,
-        )
+            return state if self.fault is None else replace(state, reason="", recovered_at=at)
+        text = fault.message or "no reason given"
+        if self.fault is None:
+            return replace(state, reason=text, reason_at=at, failed_at=at)
+        if text != self.reason and at - self.reason_at >= _SAME_REASON:
+            return replace(state, reason=text, reason_at=at)
+        return state
 
     def with_informational_taints(self, before: HealthDecision | None, now: float) -> HealthDecision:
         """Returns the state with the informational taints of the last report.
@@ -196,6 +154,13 @@ class HealthDecision:
         return replace(self, information=wanted, informed_at=now)
 
     @property
+    def published(self) -> tuple[Sequence[Taint] | None, Sequence[Taint], str]:
+        """What slices show of this state. It is equal for two states whose device has the same published form."""
+        if self.fault is None:
+            return None, self.information, ""
+        return [t for t in self.fault.taints if t.effect != INFORMATIONAL], self.information, self.reason
+
+    @property
     def health(self) -> Health:
         """The health to report to the kubelet: the last report, or the present state while reports contradict it, with their number."""
         if not self.against:
@@ -216,21 +181,16 @@ def checked_report(report: object) -> dict[str, Health]:
     if not isinstance(report, Mapping):
         raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
     out = {}
-    try:
-        for name, health in report.items():
-            if not isinstance(name, str) or not isinstance(health, Health):
-                raise DriverError(
-                    f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
-                )
-            if health.healthy not in {True, False, None}:
-                raise DriverError(
-                    f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
-                )
-            # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
-            healthy = None if health.healthy is None else bool(health.healthy)
-            out[name] = replace(health, healthy=healthy, message=printable(health.message))
-    except DriverError:
-        raise
-    except Exception as e:
-        raise DriverError(f"the result of health() cannot be read: {describe(e)}") from e
+    for name, health in report.items():
+        if not isinstance(name, str) or not isinstance(health, Health):
+            raise DriverError(
+                f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
+            )
+        if health.healthy not in (True, False, None):
+            raise DriverError(
+                f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
+            )
+        # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
+        healthy = None if health.healthy is None else bool(health.healthy)
+        out[name] = replace(health, healthy=healthy, message=printable(health.message))
     return out

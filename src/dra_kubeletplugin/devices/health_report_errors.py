@@ -24,14 +24,12 @@ class HealthReportErrors:
 
     def __init__(self) -> None:
         self._taints: set[str] = set()
-        self._unknown_names: Collection[str] = ()
-        # the unknown names of the last report, and the names of the devices at that time
-        self._found: tuple[Collection[str], Collection[str]] = ((), ())
+        self._unknown: dict[str, str] = {}  # a sentence for each unknown name
 
     @property
     def notes(self) -> list[str]:
         """Returns a sentence for each error. If there are more than 20, returns 20 of them and a sentence with the number of the rest."""
-        sentences = sorted(self._taints.union(self._unknown_names))
+        sentences = sorted(self._taints.union(self._unknown.values()))
         more = (
             [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
             if len(sentences) > _MAX_NOTES
@@ -59,18 +57,17 @@ class HealthReportErrors:
         """Logs each name in the report that is not the name of a device. ``known`` contains the names of all devices."""
         device_names = {n: n.rpartition("/")[2] for n in reports}
         unknown = sorted(n for n, device in device_names.items() if device not in known)
-        if (unknown, known) == self._found:
-            return  # the search for similar names among thousands of names takes milliseconds
+        new = [n for n in unknown if n not in self._unknown]
         # Devices of the report are not suggested: if the report contains gpu-1 and the removed gpu-2, gpu-2 is not a misspelling of gpu-1.
-        candidates = known.difference(device_names.values()) if unknown else ()
-        sentences = [
-            f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
+        # The search for similar names among thousands of names takes milliseconds, so it happens only for new names.
+        candidates = known.difference(device_names.values()) if new else ()
+        sentences = {
+            n: f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
             + (did_you_mean(device_names[n], candidates) if i < _MAX_HINTS else "")
-            for i, n in enumerate(unknown)
-        ]
-        new_sentences = sorted(set(sentences).difference(self._unknown_names))
-        log_sample(log, logging.WARNING, "the health report has an error: %s", new_sentences)
-        self._unknown_names, self._found = sentences, (unknown, known)
+            for i, n in enumerate(new)
+        }
+        log_sample(log, logging.WARNING, "the health report has an error: %s", list(sentences.values()))
+        self._unknown = {n: sentences.get(n) or self._unknown[n] for n in unknown}
 
 
 def _taint_faults(health: Health) -> dict[Taint, str]:

@@ -32,8 +32,7 @@ from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import HealthReportErrors
-from .pool_content import PoolContent, render_pool, sample_devices
-from .pool_state import DeviceKey, Held, PoolState, updated_pool
+from .pool_state import DeviceKey, Held, PoolState, rendered_pool, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
@@ -94,10 +93,8 @@ class Inventory:
         self._wall = wall
         self._discovered_at = 0.0
         self._states: Mapping[str, PoolState] = {}
-        self._decisions: Mapping[DeviceKey, HealthDecision] = {}
-        self._contents: Mapping[str, PoolContent] = {}
         self._logged: Mapping[str, str] = {}  # the devices that were logged as not published
-        self._change = asyncio.Lock()  # held by each method that replaces states, decisions or gates
+        self._change = asyncio.Lock()  # held by each method that replaces states or gates
         self._reported_at: float | None = None
         self._changed = asyncio.Condition()
 
@@ -117,14 +114,13 @@ class Inventory:
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
         async with self._change:
-            known = sum(len(s.devices) + len(s.gone) for s in self._states.values())
+            known = sum(len(s.present) + len(s.gone) for s in self._states.values())
             count = max(known, sum(len(p.devices) for p in result.values()), len(held or ()))
             states = await compute(count, lambda: self._updated_states(result, held))
             before, after = ([s.described() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before
-            decisions = {k: d for k, d in self._decisions.items() if k.device in states.get(k.pool, _NO_POOL).devices}
             published = changed or self.update_pending
-            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
+            await self._apply(states, self.gates_off, published=published, from_driver=True)
         return changed
 
     def _updated_states(self, result: Mapping[str, Pool], held: Held | None) -> dict[str, PoolState]:
@@ -144,27 +140,23 @@ class Inventory:
     async def _apply(
         self,
         states: Mapping[str, PoolState],
-        decisions: Mapping[DeviceKey, HealthDecision],
         off: frozenset[Gate],
         *,
-        published: bool,
+        published: bool = True,
         from_driver: bool = False,
     ) -> None:
-        """Renders the pools, then replaces states, decisions, gates and contents in one step, and wakes the waiting tasks.
+        """Renders the pools, then replaces states and gates in one step, and wakes the waiting tasks.
 
         Args:
             published: whether :meth:`contents` changes.
             from_driver: whether ``states`` come from a new result of the driver.
         """
 
-        def render() -> dict[str, PoolContent]:
-            marks = self._policy.marks(decisions)
-            return {
-                n: render_pool(s, marks.get(n, {}), off, self.pool, self._contents.get(n)) for n, s in states.items()
-            }
+        def render() -> dict[str, PoolState]:
+            return {name: rendered_pool(s, self._policy, off, self.pool) for name, s in states.items()}
 
-        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
-        self._states, self._decisions, self.gates_off = states, decisions, off
+        self._states = await compute(sum(len(s.present) + len(s.gone) for s in states.values()), render)
+        self.gates_off = off
         if from_driver:
             self.known, self.update_pending = True, False
         self._note_rejected()
@@ -173,12 +165,12 @@ class Inventory:
     def _note_rejected(self) -> None:
         """Updates :attr:`rejected`. Logs each rejection once, and once more when it has ended."""
         out = {}
-        for name, content in self._contents.items():
-            if fault := self.taken.get(name) or content.fault:
+        for name, state in self._states.items():
+            if fault := self.taken.get(name) or state.fault or state.gate_fault:
                 out[f"pool {printable(name)}"] = fault
             if name not in self.taken:
-                place = {n: f" ({self.place})" for n in self._states[name].rejected if self.place}
-                out |= {self.shown(name, n): why + place.get(n, "") for n, why in content.rejected.items()}
+                place = f" ({self.place})" if self.place else ""
+                out |= {self.shown(name, n): why + place for n, why in state.rejected.items()}
         self.rejected = out
         if self.update_pending:
             return
@@ -211,7 +203,7 @@ class Inventory:
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }
             after = replace(state, server_rejections={**state.server_rejections, **rejected})
-            await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
+            await self._apply({**self._states, state.name: after}, self.gates_off)
 
     async def clear_rejections(self) -> bool:
         """Clears the API server's rejections, so that the devices are sent again. Returns whether there were any."""
@@ -219,7 +211,7 @@ class Inventory:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
             states = {n: replace(s, server_rejections={}) for n, s in self._states.items()}
-            await self._apply(states, self._decisions, self.gates_off, published=True)
+            await self._apply(states, self.gates_off)
         return True
 
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
@@ -227,7 +219,7 @@ class Inventory:
         async with self._change:
             if off != self.gates_off:
                 self.update_pending = self.depends_on_gates
-                await self._apply(self._states, self._decisions, off, published=True)
+                await self._apply(self._states, off)
 
     async def set_taken(self, taken: Mapping[str, str]) -> bool:
         """Sets :attr:`taken`. Returns whether it changed."""
@@ -247,7 +239,7 @@ class Inventory:
 
     def get(self, name: str, pool: str | None = None) -> Device | None:
         """Returns a present device; None if there is no such device."""
-        entry = self._state(pool).devices.get(name)
+        entry = self._state(pool).present.get(name)
         return entry.device if entry else None
 
     def find(self, name: str, pool: str) -> Device | None:
@@ -281,30 +273,28 @@ class Inventory:
     @property
     def has_faults(self) -> bool:
         """Whether a device is unhealthy, or vanished in use."""
-        return self.has_gone or any(d.fault for d in self._decisions.values())
+        return self.has_gone or bool(self.unhealthy())
 
     def __len__(self) -> int:
-        return sum(len(s.devices) for s in self._states.values())
+        return sum(len(s.present) for s in self._states.values())
 
     def __iter__(self) -> Iterator[Device]:
-        return (e.device for s in self._states.values() for e in s.devices.values())
+        return (e.device for s in self._states.values() for e in s.present.values())
 
     def items(self) -> Iterator[tuple[DeviceKey, Device]]:
-        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.devices.items())
+        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.present.items())
 
     def shown(self, pool: str, name: str) -> str:
         """Returns a device's display name: ``NAME`` in the default pool, ``POOL/NAME`` in others, as in :meth:`Driver.health`."""
         return printable(name if pool == self.pool else f"{pool}/{name}")
 
-    def contents(self) -> list[PoolContent]:
-        """Returns the pools as they should be published, without the pools and devices in :attr:`rejected`."""
-        return [c for c in self._contents.values() if not c.fault and c.name not in self.taken]
+    def contents(self) -> list[PoolState]:
+        """Returns the pools that should be published. Their ``devices`` are without the devices in :attr:`rejected`."""
+        return [s for s in self._states.values() if not (s.fault or s.gate_fault) and s.name not in self.taken]
 
     def samples(self) -> dict[frozenset[Gate], ReadOnlyJSON]:
         """Returns one device, with all its fields, for each set of feature gates that devices depend on, even if the gates are off."""
-        marks = self._policy.marks(self._decisions)
-        published = (s for s in self._states.values() if not s.fault)
-        return dict(pair for s in published for pair in sample_devices(s, marks.get(s.name, {})))
+        return {gates: device for s in self._states.values() for gates, device in s.samples.items()}
 
     def options(self) -> ReadOnlyJSON:
         """Returns the options that pools set for all their devices, also those of gates that are off. A later pool overrides others."""
@@ -313,10 +303,9 @@ class Inventory:
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that some devices are published without. It names one of these devices."""
         found: dict[tuple[str, ...], list[str]] = {}
-        for content in self._contents.values():
-            for name, device in content.rendered.items():
-                if device.removed_fields:
-                    found.setdefault(tuple(device.removed_fields), []).append(self.shown(content.name, name))
+        for state in self.contents():
+            for name, fields in state.removed_fields.items():
+                found.setdefault(tuple(fields), []).append(self.shown(state.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
             f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
@@ -331,16 +320,15 @@ class Inventory:
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
         """Returns the driver's text for an unhealthy device; empty for any other device."""
-        decision = self._decisions.get(DeviceKey(self.pool if pool is None else pool, name))
+        decision = self._state(pool).health.get(name)
         return decision.reason if decision else ""
 
     def unhealthy(self) -> dict[DeviceKey, str]:
         """Returns the unhealthy devices with the driver's texts."""
-        return {key: d.reason for key, d in self._decisions.items() if d.fault}
+        return {DeviceKey(s.name, n): d.reason for s in self._states.values() for n, d in s.health.items() if d.fault}
 
-    def _reported(self, key: DeviceKey) -> DeviceHealth:
+    def _reported(self, decision: HealthDecision | None) -> DeviceHealth:
         """Returns the present health of a present device; unknown if the last report has expired."""
-        decision = self._decisions.get(key)
         if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
         timeout = self._timeout(decision)
@@ -360,15 +348,14 @@ class Inventory:
     def expires_in(self) -> float | None:
         """Returns the seconds until the next report expires; None if no report is valid."""
         now = self._clock()
-        remaining = [d.at + self._timeout(d) - now for d in self._decisions.values()]
+        remaining = [d.at + self._timeout(d) - now for s in self._states.values() for d in s.health.values()]
         return min((seconds for seconds in remaining if seconds >= 0), default=None)
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Yields every device with its health, also devices that vanished in use."""
         for state in self._states.values():
-            for name in state.devices:
-                key = DeviceKey(state.name, name)
-                yield key, self._reported(key)
+            for name in state.present:
+                yield DeviceKey(state.name, name), self._reported(state.health.get(name))
             for name in state.gone:
                 message = "the device vanished while a claim uses it"
                 health = self._measured_at(False, message, self._discovered_at, self.result_timeout)
@@ -393,37 +380,42 @@ class Inventory:
         Raises:
             DriverError: the report is not a mapping of names to :class:`Health`. Nothing changes.
         """
-        if type(report) is dict:
-            report = report.copy()  # the driver may change its dict while a thread reads the report
+        if isinstance(report, dict):
+            report = dict(report)  # the driver may change its dict while a thread reads the report
         async with self._change:
-            decisions, changed = await compute(len(self), lambda: self._decide(report, at))
+            states, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
             if changed:
-                await self._apply(self._states, decisions, self.gates_off, published=True)
+                await self._apply(states, self.gates_off)
             else:
-                self._decisions = decisions
+                self._states = states
                 await self._notify(published=False)
 
-    def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
-        """Returns the health decision for each device after a report, and whether published taints or reasons change. Logs changes."""
+    def _decide(self, report: object, at: float) -> tuple[dict[str, PoolState], bool]:
+        """Returns the states with the health after a report, and whether published taints or reasons change. Logs changes."""
         reports = self.health_report_errors.without_invalid_taints(checked_report(report))
-        healthy = Health(True)
-        out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
-        for key, _ in self.items():
-            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
-            before, when = self._decisions.get(key), self._measured(health, at)
-            now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
-            out[key] = now = now.with_informational_taints(before, self._clock())
-            if now.fault and not (before and before.fault):
-                failed.append((key, now.fault))
-            elif before and before.fault and not now.fault:
-                recovered.append(key)
+        healthy, now = Health(True), self._clock()
+        states, changed, failed, recovered = {}, False, dict[DeviceKey, str](), list[DeviceKey]()
+        for state in self._states.values():
+            decisions = {}
+            for name in state.present:
+                health = reports.get(f"{state.name}/{name}") or reports.get(name) or healthy
+                before, when = state.health.get(name), self._measured(health, at)
+                after = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
+                decisions[name] = after = after.with_informational_taints(before, now)
+                changed = changed or after.published != (before.published if before else (None, (), ""))
+                was_faulty = before is not None and before.fault is not None
+                if after.fault and not was_faulty:
+                    failed[DeviceKey(state.name, name)] = after.fault.message
+                elif was_faulty and not after.fault:
+                    recovered.append(DeviceKey(state.name, name))
+            states[state.name] = replace(state, health=decisions)
         if self.known:  # before the driver returns its first devices, every name would be unknown
-            known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
+            known = {n for s in self._states.values() for n in (*s.present, *s.gone)}
             self.health_report_errors.log_unknown_names(reports.keys(), known)
-        log_unhealthy({key: fault.message for key, fault in failed})
+        log_unhealthy(failed)
         log_recovered(recovered)
-        return out, self._policy.marks(self._decisions) != self._policy.marks(out)
+        return states, changed
 
     def _measured(self, health: Health, at: float) -> float:
         """Returns the time of measurement by the inventory's clock. A time in the future counts as now; otherwise it would never expire."""

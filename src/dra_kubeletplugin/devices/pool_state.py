@@ -1,15 +1,17 @@
-"""The state of one pool: its devices, the devices that vanished in use, its counter sets, and what cannot be published.
+"""The state of one pool: the driver's devices, the devices that vanished in use, and the form in which they are published.
 
-:func:`updated_pool` computes the state from the driver's pool and the previous state. The inventory keeps one state for each pool.
+:func:`updated_pool` computes the state from the driver's pool and the previous state. :func:`rendered_pool` then adds the published form:
+the framework adds taints and a reason to unhealthy devices, and a taint to devices that vanished in use. If the API server has feature
+gates off, the fields that depend on these gates are removed from devices, or the devices are not published. Both are pure functions,
+which the inventory calls in a thread.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,9 +19,13 @@ import msgspec
 from ..base.json_types import ReadOnlyJSON
 from ..base.telemetry.logs import log_sample
 from ..errors import DraError, printable
+from ..resourceapi.gated_fields import Gate, options_without, removed_fields, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.pools import Pool
-from ..resourceapi.types import CounterSet, Device
+from ..resourceapi.types import CounterSet, Device, Taint
+from ..resourceapi.unhealthy_reason import with_reason
+from ..resourceapi.validation.slices import MAX_TAINTS
+from .health_policy import HealthDecision, HealthPolicy
 from .validation import (
     CounterSetEntry,
     DeviceEntry,
@@ -47,21 +53,35 @@ class DeviceKey(NamedTuple):
     device: str
 
 
+GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+
+
 @dataclass(frozen=True)
 class PoolState:
-    """The state of one pool. It is immutable: :func:`updated_pool` creates a new one from each result of the driver.
+    """The state of one pool. It is immutable.
+
+    The attributes from ``devices`` on are the published form, from :func:`rendered_pool`. Do not use them if the pool has a fault.
 
     Attributes:
         per_device: whether each device has its own nodes.
         options: fields that apply to all devices.
-        fault: why the pool cannot be published at all; empty if it can.
-        devices: the driver's devices, in the driver's order.
+        fault: why the driver's pool cannot be published at all; empty if it can.
+        present: the devices that the driver returned, in its order.
         gone: devices that vanished while a claim holds them.
         sets: the counter sets.
         unnamed: the faults of items that are no devices or counter sets, or that have no name of their own: place in the driver's list,
             such as ``devices[3]`` → reason.
+        health: the health of the present devices that the driver has reported.
         server_rejections: devices that the API server rejected: name → (rejected JSON, reason). A rejection applies only while the
             device has this JSON.
+
+        devices: the devices as they are published, in the driver's order; devices that vanished in use come last.
+        counter_sets: the counter sets as they are published.
+        fields: the fields of a slice's spec that apply to all devices: the nodes and the pool's options.
+        gate_fault: why the pool cannot be published while feature gates are off; empty if it can.
+        rejected: devices and counter sets that are not published, each with the reason.
+        removed_fields: the fields that devices are published without, because feature gates are off.
+        samples: one device, with all its fields, for each set of feature gates that devices depend on.
     """
 
     name: str
@@ -69,49 +89,36 @@ class PoolState:
     per_device: bool = False
     options: ReadOnlyJSON = field(default_factory=dict)
     fault: str = ""
-    devices: Mapping[str, DeviceEntry] = field(default_factory=dict)
+    present: Mapping[str, DeviceEntry] = field(default_factory=dict)
     gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
     sets: Mapping[str, CounterSetEntry] = field(default_factory=dict)
     unnamed: Mapping[str, str] = field(default_factory=dict)
+    health: Mapping[str, HealthDecision] = field(default_factory=dict)
     server_rejections: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
 
+    devices: Sequence[DeviceEntry] = ()
+    counter_sets: Sequence[ReadOnlyJSON] = ()
+    fields: ReadOnlyJSON = field(default_factory=dict)
+    gate_fault: str = ""
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    removed_fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    samples: Mapping[frozenset[Gate], ReadOnlyJSON] = field(default_factory=dict)
+
     def find(self, name: str) -> DeviceEntry | None:
-        return self.devices.get(name) or self.gone.get(name)
-
-    @cached_property
-    def rejected(self) -> Mapping[str, str]:
-        """All devices and counter sets that are not published, each with the reason."""
-        out = dict(self.unnamed)
-        out |= {f"counter set {printable(n)}": s.fault for n, s in self.sets.items() if s.fault}
-        for name, entry in {**self.gone, **self.devices}.items():
-            fault = entry.fault
-            if not fault and entry.consumed:
-                fault = counters_fault(entry, self.sets, seek=len(out) < _MAX_HINTS)
-            rejected_json, reason = self.server_rejections.get(name, (b"", ""))
-            if not fault and reason and rejected_json == entry.encoded:
-                fault = f"rejected by the API server: {reason}"
-            if fault:
-                out[name] = fault
-        return out
-
-    def publishable(self) -> Iterator[DeviceEntry]:
-        """Yields the devices that can be published, in order; devices that vanished in use come last."""
-        for entries in (self.devices, self.gone):
-            yield from (entry for name, entry in entries.items() if name not in self.rejected)
+        return self.present.get(name) or self.gone.get(name)
 
     def description(self, name: str) -> msgspec.Raw:
         """Returns a device with the counter sets that it consumes, as JSON, from which :func:`updated_pool` can rebuild the device."""
-        entry = self.devices[name]
+        entry = self.present[name]
         sets = [self.sets[s].json for s in entry.draws() if s in self.sets and self.sets[s].json]
         more = b',"counterSets":' + msgspec.json.encode(sets) if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.encoded or b"null") + more + b"}")
 
     def described(self) -> tuple[object, ...]:
         """Returns a value that is equal for two states with the same published form, without health and the API server's rejections."""
-        items = (self.devices, self.gone, self.sets, self.unnamed)
-        order = list(
-            map(list, items)
-        )  # dicts with another order of keys are equal, but the order of devices is published
+        items = (self.present, self.gone, self.sets, self.unnamed)
+        # Dicts with another order of keys are equal, but the order of devices is published.
+        order = [list(item) for item in items]
         return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
 
 
@@ -128,15 +135,15 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     found, unnamed = by_name(pool.devices if pool else (), Device, "devices")
     gone, kept_sets = _vanished(before, found, held)
     if pool is None:
-        return replace(before, devices={}, gone=gone, sets=kept_sets, unnamed={})
+        return replace(before, present={}, gone=gone, sets=kept_sets, unnamed={}, health={})
     options, fault = pool_options(before.name, pool, node)
     per_device = pool.nodes.where is not Where.THIS and (
         any(map(selects_own_nodes, found.values())) or any(e.has_own_nodes for e in gone.values())
     )
     if per_device:
         gone = {name: entry.with_nodes(pool.nodes) for name, entry in gone.items()}
-    devices = {
-        name: validate_device(d, pool.nodes, per_device=per_device, before=before.devices.get(name))
+    entries = {
+        name: validate_device(d, pool.nodes, per_device=per_device, before=before.present.get(name))
         for name, d in found.items()
     }
     found_sets, unnamed_sets = by_name(pool.counter_sets, CounterSet, "counter_sets")
@@ -145,10 +152,12 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     twice = CounterSetEntry({}, "the driver returned this name twice")
     sets = {name: twice if names[name] > 1 else validate_counter_set(item) for name, item in found_sets.items()}
     sets |= {name: kept for name, kept in kept_sets.items() if name not in sets}
-    known = {**gone, **devices}
+    known = {**gone, **entries}
     rejections = {n: r for n, r in before.server_rejections.items() if n in known and known[n].encoded == r[0]}
+    health = {n: h for n, h in before.health.items() if n in entries}
+    unnamed |= unnamed_sets
     return PoolState(
-        before.name, pool.nodes, per_device, options, fault, devices, gone, sets, unnamed | unnamed_sets, rejections
+        before.name, pool.nodes, per_device, options, fault, entries, gone, sets, unnamed, health, rejections
     )
 
 
@@ -160,7 +169,7 @@ def _vanished(
     Args:
         present: names of the devices that the driver returned.
     """
-    missing = {n: e for n, e in {**before.devices, **before.gone}.items() if n not in present}
+    missing = {n: e for n, e in {**before.present, **before.gone}.items() if n not in present}
     gone = {n: e for n, e in missing.items() if held is None or n in held}
     sets = dict(before.sets)
     for name, described in (held or {}).items():
@@ -197,4 +206,89 @@ def _read_record(name: str, described: ReadOnlyJSON) -> tuple[DeviceEntry, dict[
     return entry, {s["name"]: counter_set_entry(s) for s in described.get("counterSets") or ()}
 
 
-__all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool"]
+def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], node: str) -> PoolState:
+    """Returns the pool's state with the published form.
+
+    Args:
+        policy: the taints of unhealthy devices.
+        off: gates that the API server has off.
+        node: the node whose pools are published.
+    """
+    options = options_without(state.options, off, of_this_node=state.nodes.where is Where.THIS)
+    gate_fault = options if isinstance(options, str) else ""
+    if state.per_device and Gate.PARTITIONS in off:
+        gate = Gate.PARTITIONS.value
+        gate_fault = f"the API server's feature gate {gate} is off, and each device of the pool selects its own nodes"
+    rejected = dict(state.unnamed)
+    rejected |= {f"counter set {printable(n)}": s.fault for n, s in state.sets.items() if s.fault}
+    devices: list[DeviceEntry] = []
+    removed: dict[str, Sequence[str]] = {}
+    samples: dict[frozenset[Gate], ReadOnlyJSON] = {}
+    for entry in (*state.present.values(), *state.gone.values()):
+        name = entry.name
+        if fault := _fault_of(entry, state, seek=len(rejected) < _MAX_HINTS):
+            rejected[name] = fault
+            continue
+        taints, reason = _added(entry, state, policy)
+        gates = entry.gates | {Gate.TAINTS} if taints else entry.gates
+        if gates and gates not in samples:
+            samples[gates] = _marked(entry.json, taints, reason)
+        if not (taints or reason) and gates.isdisjoint(off):  # published as the driver returned it
+            devices.append(entry)
+            continue
+        json = _marked(entry.json, taints, reason)
+        published = without(json, off)
+        if isinstance(published, str):
+            rejected[name] = published
+            continue
+        devices.append(entry.with_json(published))
+        if fields := removed_fields(json, published):
+            removed[name] = fields
+    if state.fault:
+        return replace(state, devices=(), counter_sets=(), fields={}, rejected=rejected, samples={})
+    nodes = {"perDeviceNodeSelection": True} if state.per_device else state.nodes.of_slice(node)
+    return replace(
+        state,
+        devices=devices,
+        counter_sets=[] if Gate.PARTITIONS in off else [s.json for s in state.sets.values() if not s.fault],
+        fields=nodes if isinstance(options, str) else {**nodes, **options},
+        gate_fault=gate_fault,
+        rejected=rejected,
+        removed_fields=removed,
+        samples=samples,
+    )
+
+
+def _fault_of(entry: DeviceEntry, state: PoolState, *, seek: bool) -> str:
+    """Returns why a device must not be published, whatever gates are off; empty if it may be."""
+    if entry.fault:
+        return entry.fault
+    if entry.consumed and (fault := counters_fault(entry, state.sets, seek=seek)):
+        return fault
+    rejected_json, reason = state.server_rejections.get(entry.name, (b"", ""))
+    return f"rejected by the API server: {reason}" if reason and rejected_json == entry.encoded else ""
+
+
+def _added(entry: DeviceEntry, state: PoolState, policy: HealthPolicy) -> tuple[Sequence[ReadOnlyJSON], str]:
+    """Returns the taints that the framework adds to a device, and the reason why the device is unhealthy."""
+    if entry.name in state.gone:
+        return [GONE.json()], ""
+    decision = state.health.get(entry.name)
+    if decision is None:
+        return [], ""
+    return policy.taints_for(decision.fault, decision.information), decision.reason if decision.fault else ""
+
+
+def _marked(device: ReadOnlyJSON, added: Sequence[ReadOnlyJSON], reason: str) -> ReadOnlyJSON:
+    """Returns ``device`` with the taints ``added``, and with the reason why it is unhealthy.
+
+    A taint of the driver with the same key is removed. If there are too many taints, the driver's last taints are removed too.
+    """
+    if reason:
+        device = with_reason(device, reason)
+    if not added:
+        return device
+    keys = {t["key"] for t in added}
+    taints = [t for t in device.get("taints") or [] if t["key"] not in keys]
+    # The taints for bad health come last: `dra explain` adds the reason to the last taint.
+    return {**device, "taints": [*taints[: max(0, MAX_TAINTS - len(added))], *added[-MAX_TAINTS:]]}

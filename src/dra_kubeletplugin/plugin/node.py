@@ -26,7 +26,7 @@ from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
 from ..devices.slices import Leadership, NodeScope, Publisher, PublisherStatus, RejectionEvents, WriteLock
-from ..devices.slices.taint_times import TAINT_TIMES, TaintTimes, remove_temporary
+from ..devices.slices.taint_times import TAINT_TIMES, TaintTimes
 from ..driver import Driver, MetadataUpdate, Role
 from ..driver.calls import Calls
 from ..errors import NotReadyError, SettingsError, describe, printable
@@ -102,7 +102,7 @@ class Plugin:
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
             Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
-            TaintTimes(settings.plugin_dir / TAINT_TIMES, self.process.id),
+            TaintTimes(settings.plugin_dir / TAINT_TIMES),
             self.discovery.set_gates_off,
         )
         self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
@@ -215,7 +215,6 @@ class Plugin:
             for dead_socket in self.process.reap_dead():
                 remove_stale(Path(dead_socket.path), dead_socket.device or None, dead_socket.inode or None)
                 remove_unlocked(lock_of(Path(dead_socket.path), self.settings.plugin_dir))
-            remove_temporary(self.settings.plugin_dir / TAINT_TIMES, self.process.alive)
             for folder in (self.settings.plugin_dir, self.settings.registry_dir):
                 remove_hidden(folder, self.process.alive)
         except OSError as e:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device
-from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
+from dra_kubeletplugin.devices.slices.pack import PublishedNames, WantedSlice, pack
 from dra_kubeletplugin.devices.slices.plan import WritePlan, common_fields, make_plan
 from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields, digest, existing_slice
 from dra_kubeletplugin.devices.validation import DeviceEntry, device_from_record
@@ -57,7 +57,7 @@ def device_of_kind(n: int, kind: int) -> DeviceEntry:
     return entry(f"d{n}", b"x" * (size + n % 7), consumed, max_devices)
 
 
-def published_names(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
+def published_names(contents: list[WantedSlice], step: object = "") -> dict[str, PublishedNames]:
     return {
         c.name or f"s{step}-{i:05}": PublishedNames([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
         for i, c in enumerate(contents)
@@ -172,7 +172,7 @@ def _seconds(work: Callable[[], object]) -> float:
 # --- planning -------------------------------------------------------------------------------------
 
 
-def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> WritePlan:
+def planned(contents: list[WantedSlice], existing: list[dict[str, Any]]) -> WritePlan:
     known = [existing_slice(o) for o in existing]
     common = common_fields(contents, known, "d.example.com", "n", {"nodeName": "n"})
     digests = {s.name: s.digest for s in known}
@@ -183,10 +183,11 @@ def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Wri
 def stored(plan: WritePlan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the slices on the server after a plan."""
     gone = {s.name for s in (*plan.delete_first, *plan.delete_last)}
-    updated = {w.existing.name: w.object(plan.common, "n", {}, {}) for w in plan.writes if w.existing}
+    known = {s.name: s for s in map(existing_slice, existing)}
+    updated = {c.name: plan.common.object(i, c, known[c.name], "n", {}, {}) for i, c in plan.writes if c.name}
     out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in gone]
-    for i, write in enumerate(w for w in plan.writes if not w.existing):
-        o = write.object(plan.common, "n", {}, {})
+    for i, (number, content) in enumerate((i, c) for i, c in plan.writes if not c.name):
+        o = plan.common.object(number, content, None, "n", {}, {})
         name = f"{o['metadata']['generateName']}{len(existing)}{i}"
         out.append({**o, "metadata": {"name": name, "uid": "u", "resourceVersion": "1"}})
     return sorted(out, key=lambda o: str(o["metadata"]["name"]))
@@ -219,7 +220,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedNames(["a", "b"])})
     plan = planned(contents, existing)
     assert (len(plan.writes), plan.count, plan.rewrites_all) == (1, 1, False)
-    spec = plan.writes[0].object(plan.common, "n", {}, {})["spec"]
+    spec = plan.common.object(*plan.writes[0], existing_slice(existing[0]), "n", {}, {})["spec"]
     assert spec["pool"]["generation"] == 1
     assert spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
 

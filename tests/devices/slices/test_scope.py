@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from dra_kubeletplugin import Device, Nodes, Pool
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import ClusterScope
@@ -108,15 +106,3 @@ async def test_a_pool_is_not_published_if_its_name_does_not_begin_with_the_node_
     refused = "a pool of node node must be named 'node', or begin with 'node/'"
     assert all(refused in inventory.rejected[f"pool {n}"] for n in names[2:-1])
     assert "a lowercase RFC 1123 subdomain must consist of" in inventory.rejected["pool No Name"]
-
-
-async def test_an_instance_that_does_not_lead_is_ready_although_a_pool_cannot_be_published() -> None:
-    pools = [Pool("node", [Device("a")]), Pool("No Name", [Device("b")])]
-    old, new = await make_inventory(), await make_inventory()
-    await old.update(pools)
-    await new.update(pools)
-    async with scripted_api_server() as server, running_publisher(server, new) as newer:
-        await newer.current()
-        async with running_publisher(server, old, lambda: False) as older, asyncio.timeout(30):
-            await older.current()
-            assert not older.not_ready()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from dra_devkit.testing import node_with
@@ -104,8 +105,12 @@ async def test_an_unhealthy_device_is_withheld_until_it_recovers_if_the_server_d
         inventory = await make_inventory("a", "b")
         async with running_publisher(server, inventory) as publisher:
             await current(publisher)
+            server.written.clear()
             await inventory.set_health({"a": Health(False, "hot", taints=[NOEXECUTE])}, at=1.0)
             await wait_until(lambda: set(sent(server)) == {"b"})
+            assert [method for method, _ in server.written] == ["PUT"], (
+                "the device is not written without its taint first"
+            )
             await wait_until(lambda: set(inventory.rejected) == {"a"})
             await inventory.set_health({}, at=2.0)
             await wait_until(lambda: set(sent(server)) == {"a", "b"})
@@ -201,27 +206,6 @@ async def test_an_unreadable_file_of_taint_times_loses_only_the_times(tmp_path: 
         assert (await current(publisher)).current
 
 
-@pytest.mark.gates("DRADeviceTaints")
-@pytest.mark.parametrize(
-    "time",
-    [
-        "", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", "2026-01-01 00:00:00Z", "2026-01-01t00:00:00z",
-        "2026-01-01T00:00:00+0000", 5, None,
-    ],
-)  # fmt: skip
-async def test_an_invalid_time_in_the_file_is_not_sent(tmp_path: Path, time: object) -> None:
-    file = tmp_path / "times.json"
-    taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
-    file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
-    device = Device("a", taints=[Taint(key="sick")])
-    async with (
-        scripted_api_server() as server,
-        running_publisher(server, await make_inventory(device), times=file) as publisher,
-    ):
-        assert (await current(publisher)).current
-        assert time_of(server) != time
-
-
 # --- owners -----------------------------------------------------------------------------------------
 
 
@@ -284,16 +268,6 @@ async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_p
         assert set(held) == {(f"{name}/nic", "nic")}
 
 
-async def test_a_driver_returns_its_plainer_layout_if_the_gate_is_off() -> None:
-    async with node_with(Split) as node:
-        name = node.cluster.node.name
-        node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
-        await node.restart()
-        await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
-        assert node.driver.gates_off == {Gate.PARTITIONS}
-        await wait_until(lambda: not node.plugin.inventory.rejected)
-
-
 class SplitAndInvalid(Split):
     has_invalid_device = False
 
@@ -311,36 +285,13 @@ async def test_a_result_that_changes_after_the_gate_check_is_not_reported_as_a_f
         node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        assert node.driver.gates_off == {Gate.PARTITIONS}
         await wait_until(lambda: not node.plugin.inventory.rejected)
         assert "not published" not in caplog.text
         node.driver.has_invalid_device = True
         node.driver.changed()
         await wait_until(lambda: node.cluster.events(name) != [])
         assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events arrive in order"
-
-
-class PartitionsOnly(Driver):
-    """Always returns partitions, also if the server does not support them."""
-
-    name = "stubborn.example.com"
-
-    def pools(self) -> list[Pool]:
-        parts = [Device("part", consumes_counters={"gpu": {"slices": 1}})]
-        return [Pool(self.settings.node_name, parts, [CounterSet("gpu", {"slices": 2})])]
-
-    def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared() for d in claim.devices]
-
-
-async def test_partitions_are_reported_if_the_driver_returns_them_without_the_gate(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with node_with(PartitionsOnly) as node:
-        node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
-        await node.restart()
-        await wait_until(lambda: node.cluster.events(node.cluster.node.name) != [])
-        assert "not published: part: the API server's feature gate DRAPartitionableDevices is off" in caplog.text
-        assert any(line.startswith("part is not published") for line in await node.plugin.notes())
 
 
 class InvalidDevices(Driver):
@@ -370,14 +321,6 @@ async def test_a_device_that_is_not_published_is_reported_once_on_the_node_and_i
         assert node.cluster.events(name) == [event], "the same fault has the same text"
 
 
-async def test_a_driver_can_report_a_change_from_any_thread() -> None:
-    async with node_with(InvalidDevices, rescan_interval=3600.0) as node:
-        await node.plugin.published(60)
-        node.driver.bad = False
-        await asyncio.to_thread(node.driver.changed)
-        await wait_until(lambda: not node.plugin.inventory.rejected)
-
-
 async def test_a_wait_for_slices_reports_why_they_are_missing() -> None:
     async with node_with(InvalidDevices) as node:
         node.cluster.api.injected_faults.down = True
@@ -390,63 +333,55 @@ async def test_a_wait_for_slices_reports_why_they_are_missing() -> None:
         assert (await node.plugin.published(60)).current
 
 
+@contextlib.asynccontextmanager
+async def rejection_events(inventory: Inventory) -> AsyncIterator[ScriptedApiServer]:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        events = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
+        task = asyncio.create_task(events.run())
+        yield server
+        assert not task.done()
+        task.cancel()
+
+
 async def test_a_server_that_rejects_events_loses_only_the_events(caplog: pytest.LogCaptureFixture) -> None:
     def no_events(request: Request) -> Response | None:
-        return (
-            json_response({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
-            if "/events" in request.path
-            else None
-        )
+        status = {"kind": "Status", "code": 500, "message": "no events for you"}
+        return json_response(status, 500) if "/events" in request.path else None
 
-    async with scripted_api_server() as server, KubeClient(server.config) as client:
+    inventory = await make_inventory("a")
+    async with rejection_events(inventory) as server:
         server.instead = no_events
-        inventory = await make_inventory("a")
-        reports = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
-        task = asyncio.create_task(reports.run())
         await inventory.reject({"a": "no"})
         await wait_until(lambda: "no events for you" in caplog.text)
         server.instead = lambda request: None
         await inventory.reject({"a": "still no"})
         await wait_until(lambda: len(server.storage.list("events")) == 1)
-        assert not task.done()
-        task.cancel()
 
 
 async def test_hundreds_of_omitted_devices_cause_few_events() -> None:
-    async with scripted_api_server() as server, KubeClient(server.config) as client:
-        inventory = await make_inventory(*(f"d{i}" for i in range(300)))
-        await inventory.reject({f"d{i}": f"no, {i}" for i in range(300)})
-        task = asyncio.create_task(
-            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
-        )
+    inventory = await make_inventory(*(f"d{i}" for i in range(300)))
+    await inventory.reject({f"d{i}": f"no, {i}" for i in range(300)})
+    async with rejection_events(inventory) as server:
         await wait_until(lambda: len(server.storage.list("events")) == 11)
         await asyncio.sleep(0.2)
         assert len(server.storage.list("events")) == 11
         assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
-        task.cancel()
 
 
 async def test_omitted_parts_of_a_card_share_one_event_for_one_reason() -> None:
-    async with scripted_api_server() as server, KubeClient(server.config) as client:
-        inventory = await make_inventory(*(f"card-{i}" for i in range(12)), "other")
-        await inventory.reject({f"card-{i}": "the gate is off" for i in range(12)} | {"other": "its name is wrong"})
-        task = asyncio.create_task(
-            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
-        )
+    inventory = await make_inventory(*(f"card-{i}" for i in range(12)), "other")
+    await inventory.reject({f"card-{i}": "the gate is off" for i in range(12)} | {"other": "its name is wrong"})
+    async with rejection_events(inventory) as server:
         await wait_until(lambda: len(server.storage.list("events")) == 2)
         assert {e["message"] for e in server.storage.list("events")} == {
             "card-0, card-1, card-2 and 9 more are not published: rejected by the API server: the gate is off",
             "other is not published: rejected by the API server: its name is wrong",
         }
-        task.cancel()
 
 
 async def test_a_fault_with_changing_text_does_not_flood_the_server_with_events() -> None:
-    async with scripted_api_server() as server, KubeClient(server.config) as client:
-        inventory = await make_inventory("a")
-        task = asyncio.create_task(
-            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
-        )
+    inventory = await make_inventory("a")
+    async with rejection_events(inventory) as server:
         for n in range(25):  # each device has its own event up to the limit
             await inventory.reject({"a": f"<object at {n:#x}>"})
             await wait_until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
@@ -454,4 +389,3 @@ async def test_a_fault_with_changing_text_does_not_flood_the_server_with_events(
             await inventory.reject({"a": f"<object at {n:#x}>"})
             await asyncio.sleep(0.02)
         assert len(server.storage.list("events")) == 25
-        task.cancel()

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Device, Health, Pool
+from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
-from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes, remove_temporary
-from dra_kubeletplugin.devices.validation import device_from_record
+from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
@@ -122,14 +119,6 @@ async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> 
     assert len(server.objects) == 2
 
 
-def test_a_new_device_joins_the_slice_of_its_predecessor() -> None:
-    before = {"s0": PublishedNames([f"a{i}" for i in range(3)]), "s1": PublishedNames([f"b{i}" for i in range(3)])}
-    order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
-    contents = pack([device_from_record({"name": n}) for n in order], (), before, 100)
-    (home,) = [c for c in contents if any(d.name == "new" for d in c.devices)]
-    assert home.name == "s1"
-
-
 def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "taint-times.json"
     path.mkdir()  # A folder at the file's path makes each write of the file fail.
@@ -137,37 +126,3 @@ def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: py
     times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot write" in caplog.text
-
-
-def test_temporary_files_of_dead_instances_are_removed_and_no_other_files(tmp_path: Path) -> None:
-    kept_names = {"taint-times.json", ".taint-times.json.alive", ".x.lock.dead"}
-    for name in (*kept_names, ".taint-times.json.dead", ".taint-times.json.removed"):
-        (tmp_path / name).touch()
-
-    def is_alive(instance: str) -> bool:
-        if instance == "removed":  # by another instance at the same time
-            (tmp_path / ".taint-times.json.removed").unlink()
-        return instance == "alive"
-
-    remove_temporary(tmp_path / "taint-times.json", is_alive)
-    assert {p.name for p in tmp_path.iterdir()} == kept_names
-
-
-async def test_a_long_health_report_does_not_block_the_loop() -> None:
-    inventory = Inventory("node")
-    names = [f"d{i}" for i in range(5000)]
-    await inventory.update([Pool("node", [Device(n) for n in names])])
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
-    turns = 0
-    await inventory.set_health({n: Health(True) for n in names}, 1.0)
-    counting.cancel()
-    assert turns >= 5

@@ -14,8 +14,9 @@ import pytest
 import dra_kubeletplugin
 from dra_devkit.testing.health_override import with_health_overrides
 from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
+from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.health_report_errors import HealthReportErrors
-from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
+from dra_kubeletplugin.devices.pool_state import PoolState, rendered_pool, updated_pool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
@@ -302,5 +303,5 @@ def test_hundreds_of_devices_with_unknown_counter_sets_need_few_searches(searche
     devices = [Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)]
     sets = [CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)]
     state = updated_pool(PoolState("node"), Pool("node", devices, sets), "node", {})
-    assert len(state.rejected) == len(devices)
+    assert len(rendered_pool(state, HealthPolicy(), frozenset(), "node").rejected) == len(devices)
     assert 0 < len(searched_names) < 20

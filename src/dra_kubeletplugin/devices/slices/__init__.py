@@ -1,7 +1,6 @@
 """ResourceSlices: packs devices into slices, and keeps the API server's slices equal to the inventory."""
 
 from .leadership import Leadership, WriteLock
-from .pack import pack
 from .publisher import Publisher
 from .rejection_events import RejectionEvents
 from .scope import ClusterScope, NodeScope, Scope
@@ -18,5 +17,4 @@ __all__ = [
     "Scope",
     "TaintTimes",
     "WriteLock",
-    "pack",
 ]

@@ -30,8 +30,8 @@ class PublishedNames:
 
 
 @dataclass(slots=True)
-class SliceContent:
-    """The content of one slice: devices or counter sets, never both (since 1.35).
+class WantedSlice:
+    """One slice as it should be, with devices or counter sets, never both (since 1.35).
 
     ``name`` is the name of the existing slice that gets this content; None for a new slice.
     """
@@ -64,7 +64,7 @@ def pack(
     counter_sets: Sequence[ReadOnlyJSON] = (),
     before: Mapping[str, PublishedNames] | None = None,
     slice_size: int = MAX_DEVICES_IN_SLICE,
-) -> list[SliceContent]:
+) -> list[WantedSlice]:
     """Returns the slices of a pool. Slices with counter sets come first.
 
     A pool without devices has one empty slice, which shows that the driver runs.
@@ -78,7 +78,7 @@ def pack(
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}
     with_devices = {k: h for k, h in before.items() if not h.counter_sets}
-    contents = {k: SliceContent(name=k, limit=slice_size) for k in with_devices}
+    contents = {k: WantedSlice(name=k, limit=slice_size) for k in with_devices}
     rest = _keep_in_slices(devices, with_devices, contents)
     filled = [c for c in contents.values() if c.devices]
     spare = [c for c in contents.values() if not c.devices]
@@ -88,10 +88,10 @@ def pack(
         for content in filled:
             content.devices.sort(key=lambda d: place[d.name])
     out = _pack_sets(counter_sets, with_sets) + filled
-    return out or [SliceContent(name=next(iter(before), None))]
+    return out or [WantedSlice(name=next(iter(before), None))]
 
 
-def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, PublishedNames]) -> None:
+def assign_existing(contents: Sequence[WantedSlice], before: Mapping[str, PublishedNames]) -> None:
     """Assigns the names of existing slices, in order, to contents that were packed without ``before``.
 
     Counter sets get slices that had counter sets, and devices get slices that had devices.
@@ -103,7 +103,7 @@ def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, Publi
 
 
 def _keep_in_slices(
-    devices: Sequence[DeviceEntry], before: dict[str, PublishedNames], contents: Mapping[str, SliceContent]
+    devices: Sequence[DeviceEntry], before: dict[str, PublishedNames], contents: Mapping[str, WantedSlice]
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
     previous = {name: slice_ for slice_ in reversed(before) for name in before[slice_].devices}
@@ -138,10 +138,10 @@ def _devices_to_move(group: Sequence[DeviceEntry], limit: int) -> Collection[str
 def _add_to_slices(
     devices: Sequence[DeviceEntry],
     rest: Collection[str],
-    filled: Sequence[SliceContent],
-    spare: Sequence[SliceContent],
+    filled: Sequence[WantedSlice],
+    spare: Sequence[WantedSlice],
     slice_size: int,
-) -> list[SliceContent]:
+) -> list[WantedSlice]:
     """Puts the devices in ``rest`` into slices. Returns the slices that were added to ``filled``.
 
     For each device, it tries the slice of the previous device, which keeps the driver's order; then some slices with free capacity;
@@ -150,7 +150,7 @@ def _add_to_slices(
     where = {d.name: content for content in filled for d in content.devices}
     open_ = [c for c in filled if len(c.devices) < c.limit]
     unused = list(reversed(spare))
-    added: list[SliceContent] = []
+    added: list[WantedSlice] = []
     neighbour = last = None
     for device in devices:
         if device.name not in rest:
@@ -164,16 +164,16 @@ def _add_to_slices(
             again = [c for c in tried if len(c.devices) < c.limit]
             open_ = open_ + again if content is None else again + open_
         if content is None:
-            content = unused.pop() if unused else SliceContent(limit=slice_size)
+            content = unused.pop() if unused else WantedSlice(limit=slice_size)
             content.try_add(device)
             added.append(content)
         last = content
     return added
 
 
-def _pack_sets(counter_sets: Sequence[ReadOnlyJSON], before: dict[str, PublishedNames]) -> list[SliceContent]:
+def _pack_sets(counter_sets: Sequence[ReadOnlyJSON], before: dict[str, PublishedNames]) -> list[WantedSlice]:
     """Puts each counter set into its previous slice, or else into the first slice with free capacity."""
-    by_name = {k: SliceContent(name=k) for k in before}
+    by_name = {k: WantedSlice(name=k) for k in before}
     previous = {name: by_name[k] for k in reversed(before) for name in before[k].counter_sets}
     contents = list(by_name.values())
     for counter_set in sorted(counter_sets, key=lambda s: s["name"] not in previous):
@@ -181,7 +181,7 @@ def _pack_sets(counter_sets: Sequence[ReadOnlyJSON], before: dict[str, Published
         if content is None or len(content.counter_sets) == MAX_COUNTER_SETS:
             content = next((c for c in contents if len(c.counter_sets) < MAX_COUNTER_SETS), None)
         if content is None:
-            content = SliceContent()
+            content = WantedSlice()
             contents.append(content)
         content.counter_sets.append(counter_set)
     place = {s["name"]: i for i, s in enumerate(counter_sets)}

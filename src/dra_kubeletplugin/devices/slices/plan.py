@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
-from .pack import PublishedNames, SliceContent
-from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite
+from .pack import PublishedNames, WantedSlice
+from .slice_objects import CommonSliceFields, ExistingSlice
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -24,14 +23,16 @@ _LAST_GENERATION = 2**63 - 1
 class WritePlan:
     """The requests that turn a pool's existing slices into the wanted slices.
 
-    Order of the requests: ``delete_first``, ``writes``, ``delete_last``.
+    Order of the requests: ``delete_first``, ``writes``, ``delete_last``. Each write is a slice with its number in the pool.
+    ``removes`` is whether a device of an existing slice is in none of the wanted slices.
     """
 
     common: CommonSliceFields
     delete_first: Sequence[ExistingSlice]
-    writes: Sequence[SliceWrite]
+    writes: Sequence[tuple[int, WantedSlice]]
     delete_last: Sequence[ExistingSlice]
     devices: int
+    removes: bool
     rewrites_all: bool = False  # whether every slice is written, in a new generation
 
     @property
@@ -40,7 +41,7 @@ class WritePlan:
 
 
 def common_fields(
-    contents: Sequence[SliceContent],
+    contents: Sequence[WantedSlice],
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
@@ -52,7 +53,7 @@ def common_fields(
 
 
 def make_plan(
-    contents: Sequence[SliceContent],
+    contents: Sequence[WantedSlice],
     existing: Sequence[ExistingSlice],
     common: CommonSliceFields,
     changed: Collection[str],
@@ -74,35 +75,37 @@ def make_plan(
         changed: names of existing slices whose spec differs from the wanted spec with these common fields.
         touch: names of existing slices whose metadata differs, but not the spec.
     """
-    by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
     current = {s.name: s for s in existing if s.generation == common.generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
-    obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
+    obsolete = [s for s in sorted(existing, key=lambda s: s.name) if s.name not in names]
     extra = [s for s in obsolete if s.name in current]
     touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current]
-    devices = sum(len(c.devices) for c in contents)
+    devices = {d.name for c in contents for d in c.devices}
+    removes = any(name not in devices for s in existing for name in s.names.devices)
     numbers = _numbers(contents)
 
-    def writes(places: Iterable[int]) -> list[SliceWrite]:
-        return [SliceWrite(contents[i], by_name.get(contents[i].name or ""), numbers[i]) for i in places]
+    def writes(places: Iterable[int]) -> list[tuple[int, WantedSlice]]:
+        return [(numbers[i], contents[i]) for i in places]
 
     if _keeps_generation(len(contents), current, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
         # Surplus slices are deleted last. While there are too many slices, readers treat the generation as incomplete.
         if len(current) > len(contents):
-            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, devices)
-        return WritePlan(common, obsolete, order, [], devices)
+            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, len(devices), removes)
+        return WritePlan(common, obsolete, order, [], len(devices), removes)
     # Another writer used the largest possible generation. So all slices are deleted, and the generation restarts at 1.
     if common.generation >= _LAST_GENERATION:
-        fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
-        return WritePlan(replace(common, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
+        fresh = [(number, replace(c, name=None)) for number, c in zip(numbers, contents, strict=True)]
+        return WritePlan(
+            replace(common, generation=1), list(existing), fresh, [], len(devices), removes, rewrites_all=True
+        )
     in_next_generation = replace(common, generation=common.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
-    every.sort(key=lambda w: w.existing is None)
-    return WritePlan(in_next_generation, obsolete, every, [], devices, rewrites_all=True)
+    every.sort(key=lambda write: write[1].name is None)
+    return WritePlan(in_next_generation, obsolete, every, [], len(devices), removes, rewrites_all=True)
 
 
 def is_numbered(name: str) -> bool:
@@ -110,7 +113,7 @@ def is_numbered(name: str) -> bool:
     return bool(_NUMBERED.match(name))
 
 
-def _numbers(contents: Sequence[SliceContent]) -> list[int]:
+def _numbers(contents: Sequence[WantedSlice]) -> list[int]:
     """Returns a number for each slice. The name of a new slice begins with its number, so that it sorts after the previous slice."""
     out, last = [], -1
     for content in contents:
@@ -136,13 +139,7 @@ def _keeps_generation(
     return not bad and all(s.count == count for s in current.values())
 
 
-def is_complete(existing: Sequence[ExistingSlice]) -> bool:
-    """Whether the newest generation of a pool has all its slices."""
-    current = newest(existing, lambda s: s.generation)
-    return bool(current) and len(current) == current[0].count
-
-
-def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) -> bool:
+def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[WantedSlice]) -> bool:
     """Whether the allocator reads the devices in the driver's order of devices. It reads slices in the order of their names."""
     place = {d.name: i for i, d in enumerate(devices)}
     names = [c.name or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]

@@ -19,25 +19,25 @@ from ...base.backoff import Backoff
 from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
-from ...kube import KubeClient, Resource
+from ...kube import KubeClient, Reflector
 from ...kube.errors import ConflictError, ForbiddenError
 from ...resourceapi.gated_fields import Gate
 from ..inventory import Inventory
 from .conflict_backoff import ConflictBackoff, WriterConflict
 from .gate_probe import GateProbe
 from .leadership import Leadership
-from .plan import is_complete
 from .scope import Scope
 from .server_response import REJECTIONS
 from .status import PoolStatus, PublisherStatus
 from .sync import SupersededError, Sync, Syncer
 from .taint_times import TaintTimes
-from .watch import SliceWatch
 
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
 _SETTLE = 0.02  # seconds to collect events before a synchronisation
 _FOLLOW = 2.0  # seconds between checks whether the publishing instance still runs
+_REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a broken connection usually recovers sooner
+_DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as failed
 _RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0  # seconds between two attempts after failures
 
@@ -51,8 +51,7 @@ class Publisher:
 
     Args:
         scope: decides which slices belong to this publisher.
-        leadership: decides whether this instance publishes. An instance that does not publish writes nothing. Its ``published`` is set
-            when the slices of the publishing instance are complete.
+        leadership: decides whether this instance publishes. An instance that does not publish writes nothing, and is always ready.
         times: when taints were added.
         gates_off: a coroutine that the publisher awaits with the feature gates that the API server has off, when these change.
     """
@@ -89,7 +88,10 @@ class Publisher:
         self._current_at = -1  # the inventory's version that was last published
         self._published_at = 0.0
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
-        self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
+        self._reflector = Reflector(
+            client, "resourceslices", fields=scope.selector, copies=False, cut=self._note_reconnect
+        )
+        self._created_at = time.monotonic()
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(self.leads))
         # read at each scrape, because the watch may fail without a failed write
@@ -98,7 +100,17 @@ class Publisher:
     @property
     def fault(self) -> str:
         """Why the slices are not as wanted, or why changes by other writers are not noticed; empty if there is no fault."""
-        return self._fault or self._watch.fault
+        return self._fault or self._watch_fault()
+
+    def _watch_fault(self) -> str:
+        reflector = self._reflector
+        silent_for = time.monotonic() - (reflector.last_message or self._created_at)
+        if reflector.fault and (silent_for > _REPORT_AFTER or not reflector.last_message):
+            return f"changes of the slices by other writers are not noticed: {reflector.fault}"
+        if silent_for > _DEAD_AFTER:
+            silence = f"no response of the API server for {silent_for:.0f} s"
+            return f"changes of the slices by other writers are not noticed: {silence}"
+        return ""
 
     def not_ready(self) -> list[str]:
         """Returns why the publisher is not ready; empty if the slices are published and up to date."""
@@ -137,13 +149,17 @@ class Publisher:
         """Publishes. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_inventory())
-            tasks.create_task(self._watch.run())
+            tasks.create_task(self._follow_slices())
             tasks.create_task(self._sync_forever())
 
     async def _follow_inventory(self) -> None:
         seen = 0
         while True:
             seen = await self.inventory.changed(seen)
+            self._dirty.set()
+
+    async def _follow_slices(self) -> None:
+        async for _ in self._reflector.events():
             self._dirty.set()
 
     def kubelet_registered(self) -> None:
@@ -157,6 +173,7 @@ class Publisher:
     # --- when to write --------------------------------------------------------------------------
 
     def _note_reconnect(self) -> None:
+        """Ends a pause, because the API server may have been upgraded or reconfigured while the connection was broken."""
         self._reconnected = True
         self._dirty.set()
         self._end_pause()
@@ -216,7 +233,10 @@ class Publisher:
         """Runs one synchronisation and handles every failure. Returns the pause before the next attempt in seconds; 0 for no pause."""
         try:
             self.leads = self.leadership.may_write()
-            return await (self._publish() if self.leads else self._follow_leader())
+            if not self.leads:  # another instance publishes
+                self._mark_current(self.inventory.version)
+                return 0.0
+            return await self._publish()
         except SupersededError:
             await self._note_gates(self.inventory.gates_off)
             self._dirty.set()
@@ -235,7 +255,8 @@ class Publisher:
             ApiError: a request failed.
             SupersededError: the plan is out of date, so plan again.
         """
-        resource = await self._resource()
+        resource = await self.client.dra("resourceslices")
+        await self._note_gates(await self._probe.find_gates_off(resource))
         sync = await self._syncer.plan(resource)
         conflict = self._conflict(sync)
         if conflict and (delay := self._conflicts.delay(conflict, time.monotonic())):
@@ -256,12 +277,6 @@ class Publisher:
         self._mark_current(sync.version)
         return 0.0
 
-    async def _resource(self) -> Resource:
-        """Returns the resource "resourceslices", after probing which gates are off. Raises :class:`ApiError`."""
-        resource = await self.client.dra("resourceslices")
-        await self._note_gates(await self._probe.find_gates_off(resource))
-        return resource
-
     async def _note_gates(self, off: frozenset[Gate]) -> None:
         await self.inventory.set_gates_off(off)
         if off != self._reported_off:
@@ -278,24 +293,6 @@ class Publisher:
                 self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
             self._reported_off = off
             await self._on_gates_off(off)
-
-    async def _follow_leader(self) -> float:
-        """Checks the slices of the publishing instance. If they are complete, sets ``published`` of this instance too.
-
-        Returns as :meth:`_attempt`.
-
-        Raises:
-            ApiError: a request failed.
-            SupersededError: see :meth:`Syncer.wanted_and_existing`.
-        """
-        resource = await self._resource()
-        version, contents, existing = await self._syncer.wanted_and_existing(resource)
-        if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
-            self._backoff.reset()
-            self._mark_current(version)
-            return 0.0
-        self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
-        return _FOLLOW
 
     def _conflict(self, sync: Sync) -> WriterConflict | None:
         """Returns the change that another writer made to the slices since they were as wanted; None if only the devices changed."""

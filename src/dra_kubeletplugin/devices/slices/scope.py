@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ...base.json_types import JSON
 from ...errors import printable
@@ -16,44 +16,13 @@ _CONTROLLER = "controller"
 _NAMESPACE = "dra-kubeletplugin.dev/namespace"
 
 
-class Scope(Protocol):
-    """The slices of one publisher.
+class NodeScope:
+    """The scope of the plugin on one node: the driver's slices whose ``nodeName`` is this node.
 
     Attributes:
-        driver: the driver's name.
         selector: the field selector with which the slices are listed and watched.
-        node: the name of the only node; empty if the pools belong to no single node.
         exact: whether :meth:`owns` depends only on the slice and not on ``pools``. An unchanged slice then stays in the scope.
     """
-
-    driver: str
-    selector: str
-    node: str
-    exact: bool
-
-    def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
-        """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that the publisher publishes.
-
-        Raises:
-            KeyError, TypeError, AttributeError: the object is not a slice.
-        """
-
-    def rival(self, obj: Mapping[str, Any]) -> str:
-        """Returns a message if another publisher published this slice (v1) of the same driver; empty otherwise.
-
-        Call it for slices outside this scope. Raises as :meth:`owns`.
-        """
-
-    async def metadata(self, client: KubeClient) -> JSON:
-        """Returns the metadata that all slices get, without a name.
-
-        Raises:
-            ApiError: a request failed.
-        """
-
-
-class NodeScope:
-    """The scope of the plugin on one node: the driver's slices whose ``nodeName`` is this node."""
 
     exact = True
 
@@ -63,14 +32,24 @@ class NodeScope:
         self.selector = f"spec.driver={driver},spec.nodeName={node}"
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
+        """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that the publisher publishes.
+
+        Raises:
+            KeyError, TypeError, AttributeError: the object is not a slice.
+        """
         # Checks the selected fields again, in case an API server ignores field selectors.
         spec = obj["spec"]
         return bool(spec["driver"] == self.driver and spec.get("nodeName") == self.node)
 
     def rival(self, obj: Mapping[str, Any]) -> str:
+        """Returns a message if another publisher published this slice (v1) of the same driver; empty otherwise.
+
+        Call it for slices outside this scope. Raises as :meth:`owns`.
+        """
         return ""
 
     async def metadata(self, client: KubeClient) -> JSON:
+        """Returns the metadata that all slices get, without a name. Raises :class:`ApiError`."""
         node = await client.get(NODES, self.node)
         uid = node["metadata"]["uid"]
         owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}
@@ -81,6 +60,7 @@ class ClusterScope:
     """The scope of the controller in one namespace: the driver's slices without a node that have the labels of this controller.
 
     A slice without the labels of any controller is also in the scope if it belongs to one of the controller's pools.
+    See :class:`NodeScope` for the methods.
 
     Args:
         driver: the driver's name.
@@ -114,6 +94,9 @@ class ClusterScope:
 
     async def metadata(self, client: KubeClient) -> JSON:
         return {"labels": {_PUBLISHER: _CONTROLLER, _NAMESPACE: self.namespace}}
+
+
+Scope: TypeAlias = NodeScope | ClusterScope
 
 
 def _controller_of(obj: Mapping[str, Any]) -> str:

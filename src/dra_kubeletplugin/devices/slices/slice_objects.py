@@ -15,7 +15,7 @@ import msgspec
 
 from ...base.json_types import JSON
 from ...resourceapi.conversion import GROUP
-from .pack import PublishedNames, SliceContent
+from .pack import PublishedNames, WantedSlice
 
 _MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
 
@@ -86,18 +86,18 @@ class CommonSliceFields:
         pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
         return {"driver": self.driver, **self.fields, "pool": pool}
 
-    def digest(self, content: SliceContent) -> bytes:
+    def digest(self, content: WantedSlice) -> bytes:
         """Returns :func:`digest` of the spec that contains ``content``."""
         return digest(self.spec(content, {}))
 
-    def text_digest(self, content: SliceContent) -> bytes:
+    def text_digest(self, content: WantedSlice) -> bytes:
         """Returns a digest of the JSON text. It is computed faster than :meth:`digest`, but depends on the order of fields."""
         out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
         for device in content.devices:
             out.update(device.encoded)
         return out.digest()
 
-    def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
+    def spec(self, content: WantedSlice, timed: Mapping[str, list[JSON]]) -> JSON:
         """Returns the spec to send. ``timed`` contains earlier taints by device: a taint that was there before keeps its time."""
         if content.counter_sets:
             return {**self._head(), "sharedCounters": content.counter_sets}
@@ -107,35 +107,38 @@ class CommonSliceFields:
                 device["taints"] = [_timed(t, timed.get(device["name"], [])) for t in device["taints"]]
         return {**self._head(), "devices": devices}
 
-
-@dataclass(frozen=True, slots=True)
-class SliceWrite:
-    """A slice to send: an update of the slice ``existing``, or a new slice if ``existing`` is None.
-
-    ``index`` is the slice's number in the pool.
-    """
-
-    content: SliceContent
-    existing: ExistingSlice | None
-    index: int
-
-    def object(self, common: CommonSliceFields, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
-        """Returns the slice as an API object. Call it just before the request, so that only one slice at a time is in memory.
+    def object(
+        self,
+        number: int,
+        content: WantedSlice,
+        existing: ExistingSlice | None,
+        node: str,
+        metadata: JSON,
+        timed: Mapping[str, list[JSON]],
+    ) -> JSON:
+        """Returns a slice as an API object. Call it just before the request, so that only one slice at a time is in memory.
 
         Args:
-            common: the common fields.
+            number: the slice's number in the pool.
+            content: the slice.
+            existing: the slice to update; None to create a slice.
             node: the only node of the pool, which is part of a new slice's name; empty if the pool belongs to no single node.
             metadata: the metadata without the name. Labels of other writers are kept.
             timed: device → taints with the times when they were added.
         """
-        if self.existing is None:
-            prefix = f"{self.index:05x}-{common.driver}-" + (f"{node}-" if node else "")
+        if existing is None:
+            prefix = f"{number:05x}-{self.driver}-" + (f"{node}-" if node else "")
             meta = {"generateName": _cut(prefix), **metadata}
         else:
-            labels = {**(self.existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
-            meta = {**self.existing.metadata, **metadata, **({"labels": labels} if labels else {})}
-        spec = common.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
-        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
+            labels = {**(existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
+            meta = {**existing.metadata, **metadata, **({"labels": labels} if labels else {})}
+            timed = {**timed, **existing.timed}
+        return {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "ResourceSlice",
+            "metadata": meta,
+            "spec": self.spec(content, timed),
+        }
 
 
 def digest(spec: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ Syncer keeps state between synchronisations, to save reads and writes and to det
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -24,17 +23,18 @@ from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
 from ..background import compute
 from ..inventory import Inventory
-from ..pool_content import PoolContent
+from ..pool_state import PoolState
 from ..validation import decoded
 from .leadership import Leadership
-from .pack import SliceContent, assign_existing, pack
+from .pack import WantedSlice, assign_existing, pack
 from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite, existing_slice
+from .slice_objects import CommonSliceFields, ExistingSlice, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
+_DEVICES = 64  # in a listed slice, about; decides whether a list is read in a thread
 
 
 class SupersededError(Exception):
@@ -46,13 +46,12 @@ class Sync:
     """The planned writes of one synchronisation.
 
     Attributes:
-        plans: one plan for each pool. The first ``with_removals`` plans remove devices from their pools.
+        plans: one plan for each pool, in the order in which they are carried out.
         existing: the slices in the API server.
         version: the inventory's version from which the writes were planned.
     """
 
     plans: Sequence[WritePlan]
-    with_removals: int
     existing: Sequence[ExistingSlice]
     version: int
 
@@ -94,49 +93,41 @@ class Syncer:
     # --- planning -------------------------------------------------------------------------------
 
     async def plan(self, resource: Resource) -> Sync:
-        """Plans the writes of all pools. Raises :class:`ApiError` and :class:`SupersededError`."""
-        if self._metadata is None:
-            self._metadata = await self._scope.metadata(self._client)
-        version, contents, existing = await self.wanted_and_existing(resource)
-        self._times.learn(existing)
-        names = {s.name for s in existing}
-        self._accepted = {n: a for n, a in self._accepted.items() if n in names}
-        plans, with_removals = await compute(
-            sum(len(c.devices) for c in contents), lambda: self._plan_pools(contents, existing)
-        )
-        return Sync(plans, with_removals, existing, version)
-
-    async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
-        """Returns the inventory's version, the wanted pools, and the publisher's slices in the API server.
+        """Plans the writes of all pools.
 
         Raises:
             ApiError: the slices cannot be listed.
             SupersededError: another publisher has begun or stopped publishing one of this publisher's pools.
         """
+        if self._metadata is None:
+            self._metadata = await self._scope.metadata(self._client)
         pools = frozenset(self._inventory.pools)
         async with self._leadership.lock.held():
             pass  # waits until the previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        existing, others = await self._list_existing(resource, {c.name for c in contents})
+        names = {c.name for c in contents}
+        items = (await self._client.page(resource, fields=self._scope.selector)).items or []
+        existing, others = await compute(_DEVICES * len(items), lambda: self._read_slices(items, names, resource))
+        self._found = {s.name: s for s in existing}
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
-        return version, contents, existing
+        self._times.learn(existing)
+        self._accepted = {n: a for n, a in self._accepted.items() if n in self._found}
+        count = sum(len(c.devices) for c in contents)
+        plans = await compute(count, lambda: self._plan_pools(contents, existing))
+        return Sync(plans, existing, version)
 
-    async def _list_existing(
-        self, resource: Resource, pools: Collection[str]
+    def _read_slices(
+        self, items: Sequence[bytes], pools: Collection[str], resource: Resource
     ) -> tuple[list[ExistingSlice], dict[str, str]]:
         """Returns the publisher's slices, and the pools that another publisher publishes, each with a message.
 
-        Decodes one slice at a time, so that other tasks can run in between.
-
-        Raises:
-            ApiError: the slices cannot be listed, or the response is malformed.
+        Decodes one slice at a time, to save memory. Raises :class:`ApiError` if the response is malformed.
         """
         out: list[ExistingSlice] = []
         # pool → creation time and UID of its oldest slice; and, if another publisher wrote that slice, the message about that publisher
         oldest: dict[str, tuple[str, str, str]] = {}
-        page = await self._client.page(resource, fields=self._scope.selector)
-        for item in page.items or []:
+        for item in items:
             try:
                 meta = msgspec.json.decode(item, type=Bare).metadata
                 known = self._found.get(meta.name)
@@ -156,30 +147,20 @@ class Syncer:
                 raise ApiError(
                     f"list resourceslices: the response contains an object that is not a ResourceSlice ({describe(e)})"
                 ) from e
-            del obj
-            await asyncio.sleep(0)
-        self._found = {s.name: s for s in out}
         # If two publishers publish a pool, the publisher of the oldest slice continues. Both apply this rule, so exactly one continues.
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
-    def _plan_pools(
-        self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
-    ) -> tuple[list[WritePlan], int]:
-        """Returns the plans, and how many of them remove devices. These come first, because a device may move to another pool."""
-        of_pool: dict[str, list[ExistingSlice]] = {c.name: [] for c in contents}
+    def _plan_pools(self, contents: Sequence[PoolState], existing: Sequence[ExistingSlice]) -> list[WritePlan]:
+        """Returns the plans. Those that remove devices come first, because a device may move to another pool."""
+        of_pool: dict[str, list[ExistingSlice]] = {}
         for slice_ in existing:
             of_pool.setdefault(slice_.pool, []).append(slice_)
-        removals, others = list[WritePlan](), list[WritePlan]()
-        for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            common = common_fields([], of_pool[pool], self._scope.driver, pool, {})
-            removals.append(make_plan([], of_pool[pool], common, ()))
-        for content in contents:
-            stay = {d.name for d in content.devices}
-            removes = any(name not in stay for s in of_pool[content.name] for name in s.names.devices)
-            (removals if removes else others).append(self._plan_pool(content, of_pool[content.name]))
-        return [*removals, *others], len(removals)
+        plans = [self._plan_pool(content, of_pool.pop(content.name, [])) for content in contents]
+        for pool, slices in sorted(of_pool.items()):  # pools that are no longer published
+            plans.append(make_plan([], slices, common_fields([], slices, self._scope.driver, pool, {}), ()))
+        return sorted(plans, key=lambda plan: not plan.removes)
 
-    def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
+    def _plan_pool(self, pool: PoolState, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
         settled = {n: s.names for n, s in self.settled.items() if s.pool == pool.name and filled}
@@ -207,7 +188,7 @@ class Syncer:
         ordered = make_plan(slices, existing, common, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, common: CommonSliceFields) -> bool:
+    def _is_as_wanted(self, have: ExistingSlice, content: WantedSlice, common: CommonSliceFields) -> bool:
         """Whether a slice's spec needs no write.
 
         The API server may store a spec that differs from the request, for example without unknown fields. It is not written again.
@@ -239,12 +220,12 @@ class Syncer:
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
         rejected: ApiError | None = None
-        for i, plan in enumerate(sync.plans):
+        for plan in sync.plans:
             try:
                 await self._carry_out_pool(plan, resource)
             except ApiError as e:
                 # A device that this plan removes may be in the plan of another pool, which must not be written before the removal.
-                if not isinstance(e, (*REJECTIONS, ForbiddenError)) or i < sync.with_removals:
+                if not isinstance(e, (*REJECTIONS, ForbiddenError)) or plan.removes:
                     raise
                 rejected = rejected or e
         if rejected:
@@ -260,12 +241,12 @@ class Syncer:
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
         for slice_ in plan.delete_first:
             await self._delete(resource, slice_)
-        for write in plan.writes:
-            await self._write(resource, write, plan.common)
+        for number, content in plan.writes:
+            await self._write(resource, number, content, plan.common)
         for slice_ in plan.delete_last:
             await self._delete(resource, slice_)
         if plan.count:
-            made = sum(w.existing is None for w in plan.writes)
+            made = sum(content.name is None for _, content in plan.writes)
             log.info(
                 "published %s in %s (%d created, %d updated, %d deleted)",
                 counted(plan.devices, "device"),
@@ -287,25 +268,23 @@ class Syncer:
                 raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: SliceWrite, common: CommonSliceFields) -> None:
+    async def _write(self, resource: Resource, number: int, content: WantedSlice, common: CommonSliceFields) -> None:
         async with self._writing():
-            await asyncio.sleep(0)
-            obj = write.object(common, self._scope.node, self._metadata or {}, self._times.of(common.pool))
+            existing = self._found[content.name] if content.name else None
+            timed = self._times.of(common.pool)
+            obj = common.object(number, content, existing, self._scope.node, self._metadata or {}, timed)
             sent = as_sent(obj, resource)
             try:
                 response = await (
-                    self._client.update(resource, sent) if write.existing else self._client.create(resource, sent)
+                    self._client.update(resource, sent) if existing else self._client.create(resource, sent)
                 )
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
-                    sent_devices = {d.name: d.device for d in write.content.devices}
-                    await self._inventory.reject(reasons, common.pool, sent_devices)
+                    await self._inventory.reject(reasons, common.pool, {d.name: d.device for d in content.devices})
                 raise
-            del sent
-            self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
+            self._metrics.inc("slice_writes_total", verb="update" if existing else "create")
             stored = in_v1(response, resource)
-            await asyncio.sleep(0)
-            await self._check_stored(obj, stored, write.content, common)
+            await self._check_stored(obj, stored, content, common)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         async with self._writing():
@@ -315,7 +294,7 @@ class Syncer:
         self._found.pop(slice_.name, None)
         self.settled.pop(slice_.name, None)
 
-    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, common: CommonSliceFields) -> None:
+    async def _check_stored(self, sent: JSON, stored: JSON, content: WantedSlice, common: CommonSliceFields) -> None:
         """Compares the stored spec with the sent spec, because the API server silently drops unknown fields. Logs each such field once.
 
         Raises :class:`SupersededError` if a dropped field shows that a gate is off: devices must then be published without this gate.

@@ -7,14 +7,11 @@ slice, and the kubelet deletes the slices of a plugin that does not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from ...base.files import named
 from ...base.json_types import JSON
 from ...cdi.directory import content_of, write_file
 from ...errors import describe
@@ -25,41 +22,15 @@ TAINT_TIMES = "taint-times.json"  # name of the file in the plugin's folder
 Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 
 
-class _StoredTaint(msgspec.Struct, rename="camel"):
-    """A taint in the file. The API server rejects a whole slice if one time is invalid."""
-
-    # a pattern, because msgspec's type for times accepts more texts than the API server, such as a space instead of the T
-    time_added: (
-        Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\Z")] | None
-    ) = None
-
-    def __post_init__(self) -> None:
-        if self.time_added is not None:
-            datetime.fromisoformat(self.time_added)
-
-
-def remove_temporary(path: Path, alive: Callable[[str], bool]) -> None:
-    """Removes the temporary files of instances that died while they wrote ``path``. ``alive`` gets the instance's token.
-
-    Raises ``OSError``.
-    """
-    start = f".{path.name}."
-    for temporary in named(path.parent, start):
-        if not alive(temporary.name.removeprefix(start)) and temporary.is_file():
-            temporary.unlink(missing_ok=True)
-
-
 class TaintTimes:
     """The times of the taints in one publisher's slices.
 
     Args:
         path: the file; None keeps the times in memory only. If the file cannot be read or written, taints may get new times.
-        token: identifies this instance in the name of the temporary file.
     """
 
-    def __init__(self, path: Path | None = None, token: str = "") -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._token = token
         self._times: Times = {}
         self._read = path is None
 
@@ -90,12 +61,10 @@ class TaintTimes:
             return
         self._read = True
         try:
-            content = content_of(str(self._path))
-            msgspec.json.decode(content, type=dict[str, dict[str, list[_StoredTaint]]])
-            self._times = msgspec.json.decode(content)
+            self._times = msgspec.json.decode(content_of(str(self._path)), type=Times)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as e:
+        except (OSError, ValueError) as e:
             log.warning("cannot read %s, so taints may get new times: %s", self._path, describe(e))
 
     def _keep(self, now: Times) -> None:
@@ -104,7 +73,8 @@ class TaintTimes:
         self._times = now
         if self._path is None:
             return
-        temporary = self._path.with_name(f".{self._path.name}.{self._token}")
+        # The name is the same for all instances, so the next write replaces the file of an instance that was killed during a write.
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
             write_file(str(self._path), str(temporary), msgspec.json.encode(now), 0o600)
         except OSError as e:
