@@ -38,6 +38,7 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "bind": _CLAIM,
     "unbind": _CLAIM,
 }
+_STEPS = ("undo_", "setup_", "teardown_")  # beginnings of the names of further methods that the framework calls
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
 _SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
@@ -87,6 +88,9 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
     for name, arguments in _CALLED.items():
         _check_method(cls, name, arguments)
+    for name in dir(cls):
+        if name in _CALLED or name.startswith(_STEPS):
+            _check_no_generator(cls, name)
     if inspect.iscoroutinefunction(cls.__init__):
         raise DriverError(
             f"{cls.__name__}.__init__() is async and cannot be awaited: move code with `await` to start()"
@@ -123,24 +127,22 @@ def _hint(e: BaseException) -> str:
 
 
 def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
-    """Checks that the framework can call the method ``name``. Only plain and static methods are inspected."""
+    """Checks that ``name`` is a method that the framework can call, defined with ``def`` or ``async def``."""
     method = inspect.getattr_static(cls, name)
     if method is getattr(Driver, name):
         return
     shown = f"{cls.__name__}.{name}"
     call = f"{name}({', '.join(arguments)})"
-    if isinstance(method, staticmethod):
-        method, given = method.__func__, arguments
-    elif isinstance(method, FunctionType):
-        given = ("self", *arguments)
-    else:
-        if not callable(getattr(cls, name)):
-            wanted = f"def {name}({', '.join(('self', *arguments))})"
-            raise DriverError(
-                f"{shown} is {type(method).__name__}, not a method: write `{wanted}`, it is called as {call}"
-            )
-        return
-    _check_callable(method, given, shown, call)
+    if not isinstance(method, FunctionType):
+        wanted = f"def {name}({', '.join(('self', *arguments))})"
+        raise DriverError(f"{shown} is {type(method).__name__}, not a method: write `{wanted}`, it is called as {call}")
+    _check_callable(method, ("self", *arguments), shown, call)
+
+
+def _check_no_generator(cls: type[Driver], name: str) -> None:
+    method = getattr(cls, name)
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise DriverError(f"{cls.__name__}.{name} is a generator: return a list in place of each `yield`")
 
 
 def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
@@ -156,10 +158,8 @@ def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: s
 
 
 def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
-    """Returns a hint if ``self`` is missing or superfluous; else empty."""
-    if given[:1] != ("self",):
-        return "a static method has no `self`" if next(iter(signature.parameters), "") == "self" else ""
-    if "self" in signature.parameters:
+    """Returns a hint if ``self`` is missing; else empty."""
+    if given[:1] != ("self",) or "self" in signature.parameters:
         return ""
     with contextlib.suppress(TypeError):
         signature.bind(*given[1:])
