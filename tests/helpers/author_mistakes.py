@@ -181,7 +181,6 @@ CLASSES = [
     config("kind", "kind = 'Acme'", "AcmeConfig.kind is never used, did you mean `KIND`?"),
     config("a version that is a number", "API_VERSION = 3", "AcmeConfig.API_VERSION is 3: it must be text"),
     config("a version without a group", "API_VERSION = 'acme.example.com/'", "is not GROUP/VERSION"),
-    config("layered", "LAYERED = 'no'", "AcmeConfig.LAYERED is 'no': set it to True or False"),
     config("a field without a JSON type", "odd: object.__class__ = None", "AcmeConfig"),
     Mistake("a conversion that is no class method", "config = New", ("New.convert_from() creates an object of its class: decorate it with @classmethod",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n    def convert_from(self, older): ...\n\n\n"),
     Mistake("no conversion", "config = New", ("New lists older versions in OLDER but has no convert_from",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n\n"),

@@ -296,8 +296,6 @@ def _check_class_attributes(kind: type[Config]) -> None:
         raise DriverError(
             f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
         )
-    if not isinstance(kind.LAYERED, bool):
-        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: set it to True or False")
 
 
 def _check_methods(kind: type[Config]) -> None:

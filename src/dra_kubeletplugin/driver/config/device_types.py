@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...resourceapi.types import Attribute
 from .model import Config
@@ -13,12 +13,6 @@ Kinds = frozenset[type[Config]]
 def kinds_of(attributes: Mapping[str, Attribute], kinds: Sequence[type[Config]]) -> Kinds:
     """Returns the kinds that are for a device with these attributes."""
     return frozenset(kind for kind in kinds if all(_same(attributes.get(n), v) for n, v in kind.DEVICES.items()))
-
-
-def device_types(kinds: Sequence[type[Config]]) -> Iterator[Kinds]:
-    """Yields, for each type of device in a kind's ``DEVICES``, all kinds that are for it. Each set of kinds is yielded once."""
-    found = {kinds_of(kind.DEVICES, kinds): None for kind in kinds}
-    yield from found or {frozenset(): None}
 
 
 def described(kind: type[Config]) -> str:

@@ -21,7 +21,6 @@ from ...resourceapi.types import Attribute
 from ...resourceapi.version import Version
 from ..diagnostics.author_errors import author_code, definition_place
 
-Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MAX_FAULTS = 10
 """At most this many faults are reported for all parameters of a claim, class or review. Finding one more costs at least one validation."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
@@ -38,10 +37,6 @@ class Place(NamedTuple):
 
     def item(self, key: str | int) -> Place:
         return Place((*self.parts, (key, False)))
-
-    @property
-    def steps(self) -> Steps:
-        return tuple(step for step, _ in self.parts)
 
     @property
     def path(self) -> str:
@@ -106,15 +101,11 @@ class Config(
             kind has no effect on other devices, so one claim can have an entry for each type of device. If all
             entries of a claim are for devices that the claim does not have, prepare fails with an error. The newest version's value applies
             to older versions too.
-        LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
-            7386). If True, the DeviceClass provides the fields that the claim omits, and null restores a field's default. If False, the
-            claim's parameters replace the DeviceClass's parameters entirely.
     """
 
     KIND: ClassVar[str] = ""
     API_VERSION: ClassVar[str] = ""
     OLDER: ClassVar[Sequence[type[Config]]] = ()
-    LAYERED: ClassVar[bool] = False
     DEVICES: ClassVar[Mapping[str, Attribute]] = {}
 
     @classmethod

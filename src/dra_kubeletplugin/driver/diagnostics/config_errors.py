@@ -48,27 +48,24 @@ class Fault(NamedTuple):
     Attributes:
         place: the faulty value; if a field is missing or unknown, the object.
         text: the message.
-        missing: the required field that is missing.
         below: the path from ``place`` to the fault, if only msgspec knows it.
     """
 
     place: Place
     text: str
-    missing: str = ""
     below: str = ""
 
     def __str__(self) -> str:
         return f"{self.place.path}{self.below}: {self.text}"
 
 
-def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bool = False) -> list[Fault]:
+def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int) -> list[Fault]:
     """Returns the first ``most`` faults of parameters, in the order of the document.
 
     Args:
         given: the parameters.
         cls: their kind.
         most: the maximum number of faults.
-        partial: ``given`` is one of several layers. Another layer may contain the missing fields of each object that is merged.
 
     Raises:
         DriverFailedError: the author's code raised an exception other than ValueError, and no fault was found before.
@@ -76,7 +73,7 @@ def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bo
     found: list[Fault] = []
     try:
         with author_checks(cls):
-            for fault in islice(_faults(given, cls, Place(), partial), most):
+            for fault in islice(_faults(given, cls, Place()), most):
                 found.append(fault)
     except DraError:
         if not found:
@@ -84,13 +81,12 @@ def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bo
     return found
 
 
-def _faults(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+def _faults(value: Any, hint: Any, place: Place) -> Iterator[Fault]:
     """Yields the faults of a value; ``hint`` is its type annotation."""
-    merged = partial and isinstance(value, Mapping) and _is_merged(hint, value)
-    whole = None if merged else _whole_fault(value, hint, place)
-    if not merged and whole is None:
+    whole = _whole_fault(value, hint, place)
+    if whole is None:
         return
-    for fault in _faults_within(value, hint, place, merged):
+    for fault in _faults_within(value, hint, place):
         yield fault
         whole = None
     if whole:
@@ -123,42 +119,39 @@ def _shown(value: Any) -> str:
     return f"{len(value)}" if isinstance(value, Mapping | list) else clip(repr(value), _LONGEST)
 
 
-def _faults_within(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+def _faults_within(value: Any, hint: Any, place: Place) -> Iterator[Fault]:
     """Yields the faults of the parts of an object, a mapping or a list; nothing for any other value."""
     if isinstance(value, Mapping):
         of = _type_of_object(hint, value)
         if (fields := _fields(of)) is not None:
-            yield from _faults_of_fields(value, of, fields, place, partial)
+            yield from _faults_of_fields(value, of, fields, place)
         elif len(args := get_args(of)) == 2:
             for key, item in value.items():
                 if args[0] is not str and (wrong := _whole_fault({key: None}, dict[args[0], Any], place.item(key))):  # type: ignore[valid-type]
                     yield Fault(place.item(key), f"the key: {wrong.text}")
                 else:
-                    yield from _faults(item, args[1], place.item(key), partial)
+                    yield from _faults(item, args[1], place.item(key))
     elif isinstance(value, list):
         for of in _members(hint):
             args = get_args(of)
             if args and isinstance(get_origin(of), type) and issubclass(get_origin(of), Collection):
                 fixed = get_origin(of) is tuple and args[-1] is not ...
                 for i, (item, inner) in enumerate(zip(value, args if fixed else repeat(args[0]), strict=False)):
-                    yield from _faults(item, inner, place.item(i), False)
+                    yield from _faults(item, inner, place.item(i))
 
 
-def _faults_of_fields(
-    given: ReadOnlyJSON, of: Any, fields: Mapping[str, _Field], place: Place, partial: bool
-) -> Iterator[Fault]:
+def _faults_of_fields(given: ReadOnlyJSON, of: Any, fields: Mapping[str, _Field], place: Place) -> Iterator[Fault]:
     settings = getattr(of, "__struct_config__", None)
     tag = settings.tag_field if settings else None
     for key, value in given.items():
         if field := fields.get(key):
-            yield from _faults(value, field.hint, place.field(key), partial)
+            yield from _faults(value, field.hint, place.field(key))
         elif key != tag and settings and settings.forbid_unknown_fields:
             name, known = printable(key), sorted(fields)
             yield Fault(place, f"unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}")
-    if not partial:
-        for name, field in fields.items():
-            if field.required and name not in given:
-                yield Fault(place, f"missing required field {name!r}", name)
+    for name, field in fields.items():
+        if field.required and name not in given:
+            yield Fault(place, f"missing required field {name!r}")
 
 
 def _listed(known: Sequence[str]) -> str:
@@ -221,15 +214,6 @@ def _type_of_object(hint: Any, value: ReadOnlyJSON) -> Any:
         return next((m for m in tagged if _tag(m)[1] == tag), None)
     maps = [m for m in _members(hint) if isinstance(o := get_origin(m), type) and issubclass(o, Mapping)]
     return next(iter((*objects, *maps)), None)
-
-
-def _is_merged(hint: Any, value: ReadOnlyJSON) -> bool:
-    """Whether an object is merged with the object of another layer: a struct, a dataclass, or a mapping of them."""
-    of = _type_of_object(hint, value)
-    if of is None or of is _UNKNOWN:
-        return of is _UNKNOWN
-    args = get_args(of)
-    return _fields(of) is not None or (len(args) == 2 and _is_merged(args[1], {}))
 
 
 def _choices(hint: Any) -> list[Any]:

@@ -18,7 +18,7 @@ _EITHER = {
     "devices": "pools",
     "pools": "devices",
 }  # a driver that implements one of them may use the other name for itself
-_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES", "LAYERED", "check", "convert_from")
+_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES", "check", "convert_from")
 # Names that other libraries use for the method `check`. The framework never calls methods with these names.
 _SYNONYMS = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
