@@ -160,13 +160,11 @@ FILES = [
     Mistake("a dataclass", "config = C", ("remove @dataclass",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
     Mistake("a config with an __init__", "config = C", ("C.__init__() is generated from the fields: remove yours", "check()"), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
     cls("no subsystems", "subsystems = None", "Acme.subsystems None is not a list of kernel subsystems such as"),
-    file("an assertion", "assert 1 > 2  # here\n", "AssertionError: assert 1 > 2"),
 ]  # fmt: skip
 CLASSES = [
     cls("unprepares", "def unprepares(self, claim): ...", "Acme.unprepares() is never called, did you mean `unprepare`?"),
     cls("another style", "async def unPrepare(self, claim): ...", "did you mean `unprepare`?"),
     cls("helth", "def helth(self): return {}", "did you mean `health`?"),
-    cls("recovery", "def recovery(self): return []", "did you mean `recover`?"),
     cls("configs", "configs = Config", "Acme.configs is never used, did you mean `config`?"),
     cls("subsystem", "subsystem = ('pci',)", "did you mean `subsystems`?"),
     cls("gates_off", "gates_off = 'DRADeviceTaints'", "Acme.gates_off is set by the framework"),
@@ -175,11 +173,10 @@ CLASSES = [
     cls("a taint that is text", "unhealthy_taint = 'NoSchedule'", "Acme.unhealthy_taint is 'NoSchedule': set it to Taint(key=..., effect=...)"),
     cls("a method without its claim", "def prepare(self): return []", "cannot be called as prepare(claim)"),
     cls("a config that is text", "config = 'AcmeConfig'", "Acme.config is 'AcmeConfig': set it to a subclass of Config"),
-    config("a check that returns a value", "speed: int = 1\ndef check(self):  # here\n    return 'too slow'", "AcmeConfig.check() returned 'too slow'", "raise ValueError(...)"),
     config("a check with a parameter", "speed: int = 1\ndef check(self, claim): ...", "cannot be called as check()"),
     config("a misspelled check", "speed: int = 1\ndef chek(self): ...", "AcmeConfig.chek() is never called, did you mean `check`?"),
     config("kind", "kind = 'Acme'", "AcmeConfig.kind is never used, did you mean `KIND`?"),
-    config("a version that is a number", "API_VERSION = 3", "AcmeConfig.API_VERSION is 3: it must be text"),
+    config("a version that is a number", "API_VERSION = 3", "AcmeConfig.API_VERSION is 3: set it to text"),
     config("a version without a group", "API_VERSION = 'acme.example.com/'", "is not GROUP/VERSION"),
     config("a field without a JSON type", "odd: object.__class__ = None", "AcmeConfig"),
     Mistake("a conversion that is no class method", "config = New", ("New.convert_from() creates an object of its class: decorate it with @classmethod",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n    def convert_from(self, older): ...\n\n\n"),
@@ -194,12 +191,9 @@ CLASSES = [
     cls("an asynchronous generator", "async def prepare(self, claim):\n    yield 1", "Acme.prepare is a generator: return a list"),
     cls("a step that is a generator", "def undo_close(self, claim):\n    yield", "Acme.undo_close is a generator"),
     cls("a method of the framework", "uses_pools = True", "Acme.uses_pools is a method of the framework"),
-    Mistake("a plain class", "config = C", ("Acme.config is C: set it to a subclass of Config, class C(Config)",), "class C:\n    port: int = 1\n\n\n"),
-    config("another name of check", "speed: int = 1\ndef validate(self): ...", "AcmeConfig.validate() is never called, did you mean `check`?"),
-    config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, so it would become a parameter, but Config itself uses this name: write `KIND = ...` without a type"),
+    Mistake("a plain class", "config = C", ("Acme.config is <class 'driver_acme_driver.C'>: set it to a subclass of Config",), "class C:\n    port: int = 1\n\n\n"),
+    config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, so it would become a parameter, but Config itself uses this name: write it without a type"),
     config("a parameter named check", "check: bool = True", "AcmeConfig.check has a type", 'msgspec.field(name="check")'),
-    config("a check of a missing field", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
-    config("a check that changes a field", "speed: int = 1\ndef check(self):\n    self.speed = 2  # here", "it is immutable, create a changed copy with `replace`"),
     config("a misspelled type", "speed: Quantty = None", "name 'Quantty' is not defined, did you mean 'Quantity'?"),
     options("an option of a type without a flag", "ports: dict = None", "AcmeOptions.ports is of type dict, which has no command-line form: use str, int"),
     options("an option with a misspelled type", "ports: Tuple = ()", "the types of AcmeOptions cannot be read: name 'Tuple' is not defined, did you mean 'tuple'?"),
@@ -218,7 +212,7 @@ CLASSES = [
 DEVICES = [
     devices("raises", "[{}['bus']]", "the driver's devices raised KeyError: 'bus'"),
     devices("a misspelled attribute of self", "self.hots.pci()", "did you mean 'host'?"),
-    devices("a misspelled keyword", "[Device('d-0', attribute={})]", "did you mean 'attributes'?"),
+    devices("a misspelled keyword", "[Device('d-0', attribute={})]", "unexpected keyword argument 'attribute'"),
     devices("a misspelled variable", "[Devize('d-0')]", "name 'Devize' is not defined, did you mean 'Device'?"),
     devices_result("None", "None", "devices() returned NoneType, not a list of Device: is a `return` missing?"),
     devices_result("a dict", "{'d-0': Device('d-0')}", "devices() returned dict, not a list of Device: return its values"),
@@ -232,10 +226,6 @@ DEVICES = [
     devices("no loop", "[__import__('asyncio').get_running_loop()]", "no running event loop: make it `async def`, plain methods run in threads"),
     devices("a missing import of a name", "[Hook()]", "name 'Hook' is not defined: write `from dra_kubeletplugin import Hook`"),
     devices("a missing import of a module", "[os.getpid()]", "name 'os' is not defined: write `import os`"),
-    devices("a keyword without a near name", "[Device('d-0', zzzz=1)]", "unexpected keyword argument 'zzzz': its parameters are name, attributes, capacity"),
-    devices("no name", "[Device()]", "missing 1 required positional argument: 'name': its parameters are name, attributes"),
-    devices("a change of an immutable object", "[setattr(Device('d-0'), 'name', 'd-1')]", "cannot assign to field 'name': it is immutable"),
-    devices("a keyword of the host", "self.host.pci(vendor=1, zzz=1)", "unexpected keyword argument 'zzz': its parameters are vendor, device, class_code"),
 ]  # fmt: skip
 UNPUBLISHED = [
     devices_result("names", "['b']", "devices[0]", "str, not Device"),
@@ -261,10 +251,9 @@ UNPUBLISHED = [
 ]  # fmt: skip
 PREPARE = [
     prepare("raises", "[{}['port']]", "DRIVER_FAILED: the driver's prepare raised KeyError: 'port'"),
-    prepare("StopIteration", "[next(iter(()))]", "StopIteration"),
     prepare("SystemExit", "[__import__('sys').exit(3)]", "the driver's prepare raised SystemExit: 3"),
-    prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "did you mean 'env'?"),
-    prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "did you mean 'edits'?"),
+    prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "unexpected keyword argument 'envs'"),
+    prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "unexpected keyword argument 'edit'"),
     prepare("edits", "[d.prepared(ContainerEdits(env=['A=1'])) for d in claim.devices]", "env must be a mapping of names to values, not list"),
     prepare_result("None", "None", "prepare returned NoneType, not a list of PreparedDevice: is a `return` missing?"),
     prepare_result("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
@@ -277,11 +266,6 @@ PREPARE = [
     prepare_result("a missing node", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
     prepare_result("a misspelled node", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
     prepare_result("a mount of a missing path", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
-    prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, devices_by_config, name, namespace"),
-    prepare("items of a claim", "claim['devices']", "'Claim' object is not subscriptable: use its attributes"),
-    prepare("a prepared device without the claim", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
-    prepare("a keyword of a struct", "[Mount(source='/a', target='/b')]", "Mount.__init__() got an unexpected keyword argument 'source': its parameters are host_path, container_path"),
-    cls("an assertion", "async def prepare(self, claim):\n    assert not claim.devices  # here", "raised AssertionError: assert not claim.devices"),
 ]  # fmt: skip
 PARAMETERS = [
     claim_parameters("no near name", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
@@ -289,8 +273,9 @@ PARAMETERS = [
     claim_parameters("a misspelled kind", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
     claim_parameters("an earlier kind", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com, which knows - CardConfig; to accept an older version, keep its class and list it in OLDER"),
     claim_parameters("an earlier version", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com, which knows acme.example.com/v2 AcmeConfig"),
-    claim_parameters("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError: assert self.speed < 3", "raise ValueError(...) to reject parameters"),
-    claim_parameters("an assertion with a text", "speed: int = 1\ndef check(self):\n    assert self.speed < 3, 'too fast'  # here", {"speed": 4}, "AssertionError: too fast", "raise ValueError(...) to reject parameters"),
+    claim_parameters("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError", "raise ValueError(...) to reject parameters"),
+    claim_parameters("a check that returns a value", "speed: int = 1\ndef check(self):  # here\n    return 'too slow'", {"speed": 4}, "AcmeConfig.check() returned 'too slow'", "raise ValueError(...)"),
+    claim_parameters("a check of a missing field", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", {"speed": 4}, "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
     claim_parameters("a check that fails", "speed: int = 1\ndef check(self):\n    {}[self.speed]  # here", {"speed": 4}, "the checks of AcmeConfig raised KeyError: 4"),
 ]  # fmt: skip
 HEALTH = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,7 +18,6 @@ from dra_kubeletplugin.devices.health_report_errors import HealthReportErrors
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 
@@ -157,10 +156,6 @@ def with_extra_argument(method: Callable[..., Any]) -> Callable[..., Any]:
     [
         _driver_class(healthy=lambda self: True),
         _driver_class(recovered=lambda self: 1, started=lambda self: 1, unprepared=lambda self: 1),
-        _driver_class(healthz=lambda self: True, devices=lambda self: self.healthz() and []),
-        _driver_class(healthz=staticmethod(lambda: True), sick=property(lambda self: self.healthz())),
-        _driver_class(configs={"a": 1}, devices=lambda self: list(self.configs)),
-        _driver_class(subsystem="vfio", prepare=lambda self, claim: [lambda: self.subsystem]),
         _driver_class(_Vendor),
         _driver_class(prepare=with_extra_argument(lambda self, session, claim: [])),
     ],
@@ -173,9 +168,8 @@ class _Checked(Config):
     model: str = ""
 
     def check_all(self) -> None: ...
-    def checkx(self) -> None: ...
-    def used(self) -> None:
-        self.checkx()
+    def checked(self) -> None: ...
+    def checks(self, other: str) -> None: ...
 
 
 def test_own_methods_of_a_config_are_not_reported() -> None:
@@ -209,13 +203,6 @@ def test_an_unused_method_with_a_similar_name_is_reported(attributes: dict[str, 
 
 
 # --- failures ------------------------------------------------------------------------------------
-
-
-def test_an_async_generator_as_a_result_is_reported_with_the_correction() -> None:
-    async def later() -> AsyncIterator[int]:
-        yield 1
-
-    assert "async for" in replacement_message(later(), "Device")
 
 
 def test_the_reported_line_is_the_author_s_although_the_virtual_environment_is_in_the_same_folder(
