@@ -156,9 +156,9 @@ FILES = [
     file("a syntax error", "class A(Driver)\n    pass\n", "SyntaxError: expected ':' (driver.py, line 1)"),
     file("run() without a guard", HEAD + "from dra_kubeletplugin import run\n\nrun(Plain)  # here\n", 'if __name__ == "__main__":'),
     file("a wrong name", HEAD.replace('"acme.', '"Acme_'), "Plain.name 'Acme_example.com' is not a DNS subdomain"),
-    Mistake("a shared default", "config = C", ("C.ports = [1] would be one object that all claims share", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
-    Mistake("a dataclass", "config = C", ("remove @dataclass",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
-    Mistake("a config with an __init__", "config = C", ("C.__init__() is generated from the fields: remove yours", "check()"), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
+    Mistake("a shared default", "config = C", ("Using a non-empty mutable collection ([1]) as a default value is unsafe", "configure a `default_factory`"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
+    Mistake("a dataclass", "config = C", ("AttributeError: readonly attribute",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
+    Mistake("a config with an __init__", "config = C", ("Struct types cannot define __init__",), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
     cls("no subsystems", "subsystems = None", "Acme.subsystems None is not a list of kernel subsystems such as"),
 ]  # fmt: skip
 CLASSES = [

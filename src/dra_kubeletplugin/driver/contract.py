@@ -128,8 +128,6 @@ class Driver:
             )
         if not isinstance(cls.name, str):
             raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
-        if type(cls.name) is not str:
-            cls.name = str.__str__(cls.name)  # an instance of a subclass of str cannot be sent to the API server
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "

@@ -192,8 +192,6 @@ class _Newer(Config):
 
 def test_class_variables_of_a_config_are_not_defaults_of_fields() -> None:
     check(_driver_class(config=_Newer))
-    with pytest.raises(DriverError, match=r"Sizes\.sizes = \[1\] would be one object"):
-        type(Config)("Sizes", (Config,), {"__annotations__": {"sizes": list[int]}, "sizes": [1], "TABLE": {"a": 1}})
 
 
 @pytest.mark.parametrize("attributes", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])

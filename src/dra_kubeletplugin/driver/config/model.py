@@ -49,26 +49,7 @@ class _ConfigMeta(NamedStructMeta):
     """Makes subclasses of :class:`Config` frozen and keyword-only, also for type checkers."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        try:
-            return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
-        except TypeError as e:  # msgspec raises it: only msgspec knows which names are fields
-            for field in namespace.get("__annotations__", {}):
-                value = namespace.get(field)
-                if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
-                    raise DriverError(
-                        f"{name}.{field} = {shown(value)} would be one object that all claims share: write "
-                        f"msgspec.field(default_factory=lambda: {shown(value)})"
-                    ) from None
-            if "__init__" in namespace:
-                raise DriverError(
-                    f"{name}.__init__() is generated from the fields: remove yours, use defaults for fields, and validate in check()"
-                ) from None
-            raise
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        if name.startswith("__dataclass_"):
-            raise DriverError(f"{cls.__name__} gets its fields from Config: remove @dataclass")
-        super().__setattr__(name, value)
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
 
 
 class Config(

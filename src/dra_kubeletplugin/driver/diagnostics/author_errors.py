@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import functools
 import inspect
 import os
 import re
@@ -57,8 +56,10 @@ def without_frames(e: E) -> E:
 
 
 def explain_exception(e: BaseException) -> str:
-    """Returns ``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line."""
-    text, suffix = describe(e), _hint(e)
+    """Returns ``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
+    text, suffix = describe(e), ""
+    with contextlib.suppress(Exception):  # an object of a vendor's library may raise when its names are listed
+        suffix = _hint(e)
     return f"{text.rstrip('.') if suffix else text}{suffix}{_bracketed(place(e))}"
 
 
@@ -69,7 +70,8 @@ def with_author_place(e: DraError) -> DraError:
     """
     if _PLACE.search(printable(e)):
         return e
-    if type(e) in _ARGUMENT_ERRORS and _raised_by_framework(e) and (where := place(e)):
+    raising = [tb.tb_frame.f_code.co_filename for tb in _links(e)][-1:]
+    if type(e) in _ARGUMENT_ERRORS and any(name.startswith(_FRAMEWORK) for name in raising) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
     return e
 
@@ -82,7 +84,7 @@ def place(e: BaseException) -> str:
     if isinstance(e, SyntaxError):
         return ""
     lines = next((found for one in _chain(e) if (found := _own_lines(one))), [])
-    return _place_of(*lines[-1]) if lines else ""
+    return _shown(lines[-1][0].f_code.co_filename, lines[-1][1]) if lines else ""
 
 
 def running_line(frame: FrameType | None) -> str:
@@ -91,15 +93,14 @@ def running_line(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code is not asyncio.BaseEventLoop.run_forever.__code__:
         stack.append((frame, frame.f_lineno))
         frame = frame.f_back
-    found = list(_own(reversed(stack)))
-    return f"{_place_of(*found[-1])} in {printable(found[-1][0].f_code.co_qualname)}" if found else ""
+    for frame, line in list(_own(reversed(stack)))[-1:]:
+        return f"{_shown(frame.f_code.co_filename, line)} in {printable(frame.f_code.co_qualname)}"
+    return ""
 
 
 def definition_place(method: Callable[..., Any]) -> str:
     """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
-    while isinstance(method, functools.partial):
-        method = method.func
-    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    code = getattr(inspect.unwrap(method), "__code__", None)
     return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
@@ -182,15 +183,6 @@ def replacement_message(value: object, wanted: str, *, of: str = "", returned: b
     return missing_await_hint(value)
 
 
-def instead_of_item(value: object, wanted: str) -> str:
-    """Returns a hint for a wrong item of a list."""
-    if isinstance(value, (list, tuple)):
-        return ": put its items into the outer list"
-    if isinstance(value, type) and value.__name__ == wanted:
-        return f": create an instance, `{wanted}(...)`"
-    return missing_await_hint(value)
-
-
 def missing_await_hint(value: object) -> str:
     """Returns a hint if an ``await`` or a call is missing; else empty."""
     if isinstance(value, Awaitable):
@@ -202,10 +194,6 @@ def missing_await_hint(value: object) -> str:
 
 def _bracketed(where: str) -> str:
     return f" ({where})" if where else ""
-
-
-def _place_of(frame: FrameType, line: int) -> str:
-    return _shown(frame.f_code.co_filename, line)
 
 
 def _shown(filename: str, line: int) -> str:
@@ -237,19 +225,10 @@ def _links(e: BaseException) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def _raised_by_framework(e: BaseException) -> bool:
-    links = list(_links(e))
-    return bool(links) and _is_framework(links[-1].tb_frame.f_code.co_filename)
-
-
-def _is_framework(filename: str) -> bool:
-    return filename.startswith(_FRAMEWORK)
-
-
 def _is_library(filename: str) -> bool:
     """Whether code belongs to the framework or to Python's standard library."""
     of_python = filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in _INSTALLED))
-    return filename.startswith("<") or _is_framework(filename) or of_python
+    return filename.startswith("<") or filename.startswith(_FRAMEWORK) or of_python
 
 
 def _hint(e: BaseException) -> str:
