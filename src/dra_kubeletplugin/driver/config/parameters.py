@@ -208,9 +208,9 @@ class Parameters:
         try:
             config = decode_config(fields, cls, check=True)
         except msgspec.ValidationError:
-            raise _Faults(*map(str, all_faults(fields, cls, self.remaining_faults + 1))) from None
+            raise _Faults(*all_faults(fields, cls, self.remaining_faults + 1)) from None
         except ConfigRefused as e:
-            raise _Faults(*(f"{place.path}: {text}" for place, text in e.refusals)) from None
+            raise _Faults(*e.sentences) from None
         for target in self._version_chain(cls)[1:]:
             config = _converted_to(target, config)
         return _Checked(cls, config)
@@ -278,8 +278,7 @@ def _converted_to(target: type[Config], older: Config) -> Config:
         with author_checks(target):
             run_checks(config)
     except ValueError as e:
-        refused = e.refusals if isinstance(e, ConfigRefused) else ()
-        texts = [f"{place.path}: {text}" for place, text in refused] or [clip(e)]
+        texts = e.sentences if isinstance(e, ConfigRefused) else (clip(e),)
         step = f"{name_of(type(older))} as {name_of(target)}"
         raise _Faults(*(f"{step}: {text}" for text in texts)) from None
     return config
