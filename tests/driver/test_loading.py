@@ -42,6 +42,18 @@ class WrongChoice(Config):
     mode: Literal["Fast", "Safe"] = "fast"  # type: ignore[assignment]
 
 
+class NumberedVersion(Config):
+    API_VERSION = 3  # type: ignore[assignment]
+
+
+class InvalidOlder(Config):
+    OLDER = (int,)  # type: ignore[assignment]
+
+
+class CheckOfClaim(Config):
+    def check(self, claim: object) -> None: ...  # type: ignore[override]
+
+
 class WithoutType(Config):
     depth = 3
 
@@ -96,6 +108,10 @@ def raising(error: BaseException) -> Any:
         (driver_class(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
         (driver_class(config=[ValidConfig, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
         (driver_class(config=ValidConfig()), "D.config is ValidConfig"),
+        (driver_class(config="Acme"), r"D.config is 'Acme': set it to a subclass of Config"),
+        (driver_class(config=NumberedVersion), "NumberedVersion.API_VERSION is 3: set it to text"),
+        (driver_class(config=InvalidOlder), "InvalidOlder.OLDER is <class 'int'>: set it to a subclass"),
+        (driver_class(config=CheckOfClaim), r"CheckOfClaim.check\(self, claim.* cannot be called as check\(\)"),
         (driver_class(config=WrongDefault), "WrongDefault.depth = 'many' does not match the field's type: Expected `int`, got `str`"),
         (driver_class(config=WrongChoice), "WrongChoice.mode = 'fast' does not match the field's type"),
         (driver_class(config=WithoutType), "WithoutType.depth has no type, so claims cannot set it: write `depth: int = ...`"),

@@ -194,12 +194,6 @@ def test_class_variables_of_a_config_are_not_defaults_of_fields() -> None:
     check(_driver_class(config=_Newer))
 
 
-@pytest.mark.parametrize("attributes", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])
-def test_an_unused_method_with_a_similar_name_is_reported(attributes: dict[str, Any]) -> None:
-    with pytest.raises(DriverError, match="never called, did you mean"):
-        check(_driver_class(**attributes))
-
-
 # --- failures ------------------------------------------------------------------------------------
 
 
