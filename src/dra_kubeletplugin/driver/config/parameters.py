@@ -19,9 +19,8 @@ from ...resourceapi.encoded import from_json
 from ..data import plain_json
 from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, all_faults, refusal
-from .device_types import Kinds, described
+from .kinds import Kinds, described, name_of, unknown_kind, versions
 from .model import MAX_FAULTS, Config, ConfigRefused, author_checks, decode_config, run_checks
-from .versions import name_of, unknown_kind, versions
 
 Resolved = tuple[Config | None, str]
 _FROM_CLAIM = "FromClaim"

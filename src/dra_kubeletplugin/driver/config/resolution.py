@@ -11,7 +11,7 @@ from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
 from ..diagnostics.config_errors import refusal
-from .device_types import Kinds, described, kinds_of
+from .kinds import Kinds, described, kinds_of
 from .model import Config
 from .parameters import Parameters, Resolved
 

@@ -27,7 +27,7 @@ from dra_kubeletplugin.cli.shell.output import put, write
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import Driver, Role, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
-from dra_kubeletplugin.driver.config.versions import versions
+from dra_kubeletplugin.driver.config.kinds import versions
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features, parse_gates

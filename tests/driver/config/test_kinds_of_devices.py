@@ -10,7 +10,7 @@ import pytest
 from dra_devkit.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Claim, Config, Device, Driver, PreparedDevice
 from dra_kubeletplugin.driver import make
-from dra_kubeletplugin.driver.config.device_types import kinds_of
+from dra_kubeletplugin.driver.config.kinds import kinds_of
 from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.errors import ConfigError, DriverError
