@@ -7,8 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -124,39 +123,6 @@ async def test_a_step_without_an_await_is_also_undone_when_prepare_fails() -> No
         assert "OSError: step 3 broke" in error
         assert cls.undone_steps == ["3", "2", "1"]
         assert await node.leftovers() == NOTHING
-
-
-async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
-    class GeneratorDriver(Stepwise):
-        thread = 0
-
-        def devices(self) -> Iterator[Device]:  # type: ignore[override]
-            type(self).thread = threading.get_ident()
-            yield from (Device(f"s-{i}") for i in range(2))
-
-        async def prepare(self, claim: Claim) -> AsyncIterator[PreparedDevice]:  # type: ignore[override]
-            for d in claim.devices:
-                await claim.on_undo("step", number=int(d.name[-1]))
-                yield d.prepared()
-
-    class PlainGeneratorDriver(GeneratorDriver):
-        def prepare(self, claim: Claim) -> Iterator[PreparedDevice]:  # type: ignore[override]
-            type(self).thread = threading.get_ident()
-            for d in claim.devices:
-                claim.on_undo("step", number=int(d.name[-1]))
-                yield d.prepared()
-
-    for cls in (GeneratorDriver, PlainGeneratorDriver):
-        async with node_with(cls) as node:
-            devices = [{"pool": "node-1", "device": f"s-{i}"} for i in range(2)]
-            claim = await allocate(node, "c", devices)
-            response = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]]
-            assert not response.error
-            assert [d.device_name for d in response.devices] == ["s-0", "s-1"]
-            assert cls.thread != threading.get_ident()
-            await unprepare_call(node, ref(claim))
-            assert cls.undone_steps == ["1", "0"]
-            assert await node.leftovers() == NOTHING
 
 
 @pytest.mark.cases(5)

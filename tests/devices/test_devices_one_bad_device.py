@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dra_devkit.hosts import described
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import (
     Capacity,
@@ -30,14 +29,9 @@ from dra_kubeletplugin import (
     Version,
     cli,
 )
-from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.discovery import DeviceDiscovery
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver import Role, load_driver
-from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import printable
-from tests.devices.discovery_arguments import QUICK, nothing_held
-from tests.helpers.waiting import wait_until
 
 GOOD = {"model": "X", "lanes": 4, "firmware": Version("6.19.4")}
 BAD_FIELDS: list[tuple[str, Any, str]] = [
@@ -335,45 +329,3 @@ async def test_a_driver_without_a_valid_device_is_not_ready_so_that_its_rollout_
         assert await node.plugin.not_ready() == [
             "no device can be published, because each device of the driver has a fault"
         ]
-
-
-# --- generators ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("of_pools", [False, True])
-async def test_an_exception_of_a_generator_withholds_at_first_only_what_comes_after_it(
-    tmp_path: Path, is_async: bool, of_pools: bool
-) -> None:
-    broken = True
-
-    def items() -> Iterator[Any]:
-        yield Pool("node", good_devices(1)) if of_pools else good_devices(1)[0]
-        if broken:
-            raise OSError("card-1 does not respond")
-        yield Pool("node/x", good_devices(1)) if of_pools else good_devices(2)[1]
-
-    class Cards(Driver):
-        name = "cards.example.com"
-
-    async def async_items(self: Driver) -> AsyncIterator[Any]:
-        for item in items():
-            yield item
-
-    setattr(Cards, "pools" if of_pools else "devices", async_items if is_async else lambda self: (yield from items()))
-    inventory, sysfs = Inventory("node"), described.build(tmp_path / "sys", {"functions": []})
-    discovery = DeviceDiscovery(Cards(), Calls(), inventory, nothing_held, Metrics(), sysfs, QUICK)
-    task = asyncio.create_task(discovery.run())
-    try:
-        await wait_until(lambda: inventory.known and bool(discovery.fault))
-        assert "raised OSError: card-1 does not respond" in discovery.fault
-        assert [key.device for key, _ in inventory.items()] == ["card-0"]
-        broken = False
-        await wait_until(lambda: not discovery.fault)
-        assert len(inventory) == 2
-        broken = True
-        await wait_until(lambda: bool(discovery.fault))
-        assert len(inventory) == 2, "the last complete result stays published"
-    finally:
-        task.cancel()
-        await asyncio.wait({task})

@@ -130,7 +130,7 @@ class Asynchronous(Driver):
 
 class Additional(Asynchronous):
     async def pools(self) -> list[Pool]:
-        return [*await Calls()(super().pools), Pool("fabric", [], nodes=Nodes.all())]
+        return [*await super().pools(), Pool("fabric", [], nodes=Nodes.all())]
 
 
 @pytest.mark.parametrize("driver", [Plain, Asynchronous, Additional])

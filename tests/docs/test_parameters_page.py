@@ -32,7 +32,7 @@ def entry(source: str, version: str, **fields: object) -> dict[str, object]:
     return {"source": source, "opaque": {"driver": DRIVER, "parameters": parameters}}
 
 
-def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> None:
+def test_the_driver_of_the_page_reads_both_versions(tmp_path: Path) -> None:
     found = re.search(r"```python\n# clocks.py\n(.*?)```", PAGE, re.DOTALL)
     assert found
     (tmp_path / "clocks.py").write_text(found[1])
@@ -40,10 +40,9 @@ def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> Non
     kinds = driver.config_kinds()
     config, _ = resolve([entry("FromClaim", "v1alpha1", mhz=3000)], kinds, DRIVER, "r")
     assert config == kinds[0](speed="High")
-    layers = [entry("FromClass", "v1", speed="High"), entry("FromClaim", "v1", burst=True)]
-    assert resolve(layers, kinds, DRIVER, "r") == (kinds[0](speed="High", burst=True), "FromClaim")
+    entries = [entry("FromClass", "v1", speed="High"), entry("FromClaim", "v1", burst=True)]
     with pytest.raises(ConfigError, match="burst needs speed High"):
-        resolve(layers[1:], kinds, DRIVER, "r")
+        resolve(entries, kinds, DRIVER, "r")
 
 
 async def test_the_driver_of_the_page_receives_parameters_for_each_type_of_device(tmp_path: Path) -> None:
@@ -76,14 +75,13 @@ def test_dra_validate_prints_the_sentences_of_the_page(
     for language, name in (
         ("python", "clocks.py"),
         ("yaml", "claims.yaml"),
-        ("yaml", "layers.yaml"),
         ("python", "fans.py"),
         ("yaml", "fans.yaml"),
     ):
         found = re.search(rf"```{language}\n(# {name}\n.*?)```", PAGE, re.DOTALL)
         assert found
         (tmp_path / name).write_text(found[1])
-    for name, driver in (("claims.yaml", "clocks.py"), ("layers.yaml", "clocks.py"), ("fans.yaml", "fans.py")):
+    for name, driver in (("claims.yaml", "clocks.py"), ("fans.yaml", "fans.py")):
         assert main(["validate", name, "--driver", driver]) == 1
         output = capsys.readouterr().out
         assert f"```text\n{output}```" in PAGE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dra_kubeletplugin import Config
-from dra_kubeletplugin.driver.config.parameters import ConfigEntry, Parameters, Resolved
+from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
 
 
 def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
@@ -18,6 +18,7 @@ def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, whe
     Parameters(kinds, driver).validate(parameters, where)
 
 
-def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
+def decode(parameters: object, kinds: Sequence[type[Config]], driver: str) -> Config | None:
     """Returns the typed parameters of one entry."""
-    return Parameters(kinds, driver).merge_entries([ConfigEntry(where, "FromClaim", parameters)])[0]
+    entry = {"source": "FromClaim", "opaque": {"driver": driver, "parameters": parameters}}
+    return Parameters(kinds, driver).resolve([entry], "r")[0]

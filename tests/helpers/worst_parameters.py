@@ -42,11 +42,6 @@ class Plain(Config):
     memory: Quantity = Quantity("1Gi")
 
 
-class Layered(Plain):
-    KIND = "Layered"
-    LAYERED = True
-
-
 class Older(Config):
     KIND = "Versioned"
     API_VERSION = f"{DRIVER}/v1alpha1"
@@ -57,7 +52,6 @@ class Versioned(Config):
     KIND = "Versioned"
     API_VERSION = f"{DRIVER}/v1"
     OLDER = (Older,)
-    LAYERED = True
     numbers: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @classmethod
@@ -65,7 +59,7 @@ class Versioned(Config):
         return cls(numbers=older.numbers)
 
 
-KINDS: tuple[type[Config], ...] = (Plain, Layered, Versioned)
+KINDS: tuple[type[Config], ...] = (Plain, Versioned)
 
 
 def fill(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:

@@ -21,7 +21,7 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader
 from tests.helpers import worst_parameters
-from tests.helpers.worst_parameters import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Layered, Plain
+from tests.helpers.worst_parameters import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Plain, Versioned
 from tests.plugin.webhook_reviews import post, review, running_webhook
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def body(kind: type[worst_parameters.Config], shape: str, count: int = worst_par
 async def test_every_review_gets_a_response_and_no_step_of_the_loop_is_long(tmp_path: Path) -> None:
     async with running_webhook(tmp_path, readers=[READER]) as (webhook, ca):
         await post(webhook.url, ca, body(Plain, "right numbers", 1))  # imports the modules
-        for kind in (Plain, Layered):
+        for kind in (Plain, Versioned):
             for shape in SHAPES:
                 sent = body(kind, shape)
                 with worst_parameters.event_loop_steps() as steps:
@@ -76,7 +76,7 @@ async def test_ten_hostile_reviews_at_once_do_not_delay_another_review(tmp_path:
     async with running_webhook(tmp_path, readers=[READER]) as (webhook, ca):
         hostile = [
             asyncio.create_task(post(webhook.url, ca, body(kind, shape)))
-            for kind in (Plain, Layered)
+            for kind in (Plain, Versioned)
             for shape in ("many unknown keys", "near names", "last of a mapping", "last number", "right items")
         ]
         await asyncio.sleep(0.05)
@@ -99,7 +99,7 @@ def test_validate_reports_at_most_ten_faults_of_an_object_in_bounded_time(
     tmp_path: Path, author: str, shape: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A claim of each shape, and a class with parameters of each shape."""
-    config = worst_parameters.entries(Layered, "right numbers", 4)
+    config = worst_parameters.entries(Versioned, "right numbers", 4)
     classes = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -107,7 +107,7 @@ def test_validate_reports_at_most_ten_faults_of_an_object_in_bounded_time(
         "spec": {"config": config},
     }
     objects = [classes]
-    for kind in (Plain, Layered):
+    for kind in (Plain, Versioned):
         obj = worst_parameters.claim(worst_parameters.entries(kind, shape), kind.KIND.lower(), requests=32)
         del obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]
         objects.append(obj)
@@ -175,7 +175,7 @@ async def test_the_memory_of_a_webhook_returns_to_its_level_within_two_minutes(t
         await asyncio.sleep(6)  # the first trim of the memory is over
         resident_before = resident(process.pid)
         for _ in range(3):
-            hostile = [body(kind, shape) for kind in (Plain, Layered) for shape in SHAPES]
+            hostile = [body(kind, shape) for kind in (Plain, Versioned) for shape in SHAPES]
             for i in range(0, len(hostile), 10):
                 responses = await asyncio.gather(*(post(url, cert, sent) for sent in hostile[i : i + 10]))
                 assert {status for status, _ in responses} == {200}

@@ -246,7 +246,7 @@ class Memory(Config):
 
 
 def read(parameters: dict[str, object]) -> Config | None:
-    return decode(parameters, [Memory], "gpu.example.com", "config[0]")
+    return decode(parameters, [Memory], "gpu.example.com")
 
 
 def test_quantities_and_versions_are_read_from_and_written_to_json_of_a_config() -> None:

@@ -86,9 +86,9 @@ class Parameters(Config):
 
 
 def test_parameters_with_too_many_digits_are_rejected_with_their_path() -> None:
-    assert decode({"memory": "80Gi"}, [Parameters], "d.example.com", "here") == Parameters(memory=Quantity("80Gi"))
+    assert decode({"memory": "80Gi"}, [Parameters], "d.example.com") == Parameters(memory=Quantity("80Gi"))
     with pytest.raises(ConfigError, match=r"memory.*'1e999999999' has more than 1000 digits"):
-        decode({"memory": "1e999999999"}, [Parameters], "d.example.com", "here")
+        decode({"memory": "1e999999999"}, [Parameters], "d.example.com")
 
 
 def test_a_capacity_request_beyond_every_device_does_not_fit() -> None:

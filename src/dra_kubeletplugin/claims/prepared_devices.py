@@ -16,7 +16,7 @@ from ..base.text import did_you_mean, join_names
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
-from ..driver.diagnostics.author_errors import instead_of_item, missing_await_hint, replacement_message
+from ..driver.diagnostics.author_errors import missing_await_hint, replacement_message
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from ..host import Host
 from ..metadata.paths import base_request
@@ -123,7 +123,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(
                 f"{shown}: prepare returned a list with {_type(p)}, not PreparedDevice"
-                f"{instead_of_item(p, 'PreparedDevice') or ': return device.prepared(...) for each of claim.devices'}"
+                f"{missing_await_hint(p) or ': return device.prepared(...) for each of claim.devices'}"
             )
         key = (p.pool, p.name, p.share_id, p.request)
         if not all(isinstance(k, _TEXT) for k in key):

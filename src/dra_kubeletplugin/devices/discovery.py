@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..base.backoff import Backoff
 from ..base.telemetry.metrics import Metrics
@@ -45,50 +42,21 @@ def discovery_method(driver: Driver) -> str:
     return "pools" if driver.uses_pools else "devices"
 
 
-async def query_devices(driver: Driver, calls: Calls, node: str, partial: list[Pool] | None = None) -> object:
+async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
     """Calls the driver and returns its pools, not yet validated.
 
     If the driver does not override ``pools``, the result of ``devices`` becomes the pool of the node.
-
-    Args:
-        partial: if the method is a generator that raises, the pools with what it yielded before are added to this list.
 
     Raises:
         DraError: the call failed; see :class:`Calls`.
     """
     if driver.role is Role.CONTROLLER and not driver.uses_pools:
         return []  # devices() describes the pool of a node, and this process has no node
-    method = driver.pools if driver.uses_pools else driver.devices
-    yielded: list[Any] = []
-    try:
-        found = await calls(_recorded(method, yielded))
-    except DraError:
-        if partial is not None and yielded:
-            partial += yielded if driver.uses_pools else [Pool(node, yielded)]
-        raise
-    with reading_result(method):
-        return found if driver.uses_pools else [Pool(node, found)]
-
-
-def _recorded(method: Callable[[], Any], yielded: list[Any]) -> Callable[[], Any]:
-    """Returns ``method``. If it is a generator, its items are also added to ``yielded``."""
-
-    @functools.wraps(method)
-    def generator() -> Iterator[object]:
-        for item in method():
-            yielded.append(item)
-            yield item
-
-    @functools.wraps(method)
-    async def async_generator() -> AsyncIterator[object]:
-        async with contextlib.aclosing(method()) as items:
-            async for item in items:
-                yielded.append(item)
-                yield item
-
-    if inspect.isasyncgenfunction(method):
-        return async_generator
-    return generator if inspect.isgeneratorfunction(method) else method
+    if driver.uses_pools:
+        return await calls(driver.pools)
+    devices = await calls(driver.devices)
+    with reading_result(driver.devices):
+        return [Pool(node, devices)]
 
 
 class DeviceDiscovery:
@@ -218,16 +186,7 @@ class DeviceDiscovery:
             self._ended.notify_all()
 
     async def _call_driver(self) -> None:
-        partial: list[Pool] = []
-        try:
-            pools = await query_devices(self._driver, self._calls, self._inventory.pool, partial)
-        except DraError:
-            if partial and not self._inventory.known:  # otherwise the last complete result stays published
-                await self._update(partial)
-            raise
-        await self._update(pools)
-
-    async def _update(self, pools: object) -> None:
+        pools = await query_devices(self._driver, self._calls, self._inventory.pool)
         try:
             async with asyncio.timeout(self._intervals.hang / 2):  # the driver is not to blame for records that hang
                 held: Held | None = await self._held()

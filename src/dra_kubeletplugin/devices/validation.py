@@ -15,7 +15,7 @@ import msgspec
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.text import did_you_mean
-from ..driver.diagnostics.author_errors import instead_of_item, replacement_message
+from ..driver.diagnostics.author_errors import missing_await_hint, replacement_message
 from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import Gate, gates_of
@@ -277,7 +277,7 @@ def _node_fault(name: str, nodes: Nodes, node: str) -> str:
 
 
 def _wrong_item(item: object, kind: type, at: str = "") -> str:
-    return f"{_kind(item)}{at}, not {kind.__name__}{instead_of_item(item, kind.__name__)}"
+    return f"{_kind(item)}{at}, not {kind.__name__}{missing_await_hint(item)}"
 
 
 def _kind(value: object) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import msgspec
 
 from ..base.text import did_you_mean
-from ..errors import DriverError, DriverFailedError, shown
+from ..errors import DriverError, shown
 from ..resourceapi.types import Taint
-from .config.model import FORMS, Config, check_default_form, decode_config
+from .config.model import FORMS, Config, check_default_form
 from .contract import Driver, Role
 from .diagnostics.author_errors import author_code, place
-from .diagnostics.names import SET, check_config_names, check_names, near_config_name
 from .metrics import DriverMetrics
 from .options import declared, read_options
 
@@ -38,8 +36,14 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "bind": _CLAIM,
     "unbind": _CLAIM,
 }
+_STEPS = ("undo_", "setup_", "teardown_")  # beginnings of the names of further methods that the framework calls
+_DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
+_SET = ("host", "settings", "log", "role", "gates_off")  # attributes that the framework sets in every driver
+_CALLED_OF_CONFIG = {"check": (), "convert_from": ("older",)}
+_DATA_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES")
+_NEAR = 0.8
+_FORMS = ("ed", "ing", "y")  # endings of other words: prepared(), starting() and healthy() are not misspelt
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
-_SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
 # msgspec's messages for wrong types. Other messages are ignored: a default may have a value that a claim must not have.
 _OF_TYPE = re.compile(r"Expected .*, got |Invalid enum value ")
@@ -64,7 +68,7 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
         if own is not None:
             driver.options = own  # before __init__, which would otherwise read the class's defaults
         driver.__init__()
-    taken = [name for name in SET if name in vars(driver)]
+    taken = [name for name in _SET if name in vars(driver)]
     if own is not None and vars(driver).get("options") is not own:
         taken.append("options")
     if not isinstance(driver.metrics, DriverMetrics):
@@ -77,6 +81,14 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     return made
 
 
+def _hint(e: BaseException) -> str:
+    if isinstance(e, AttributeError) and e.name in _SET:
+        return f": self.{e.name} is set after __init__, use it in start() or later"
+    if isinstance(e, TypeError) and not place(e):
+        return ": the framework creates the driver without arguments"
+    return "" if isinstance(e, _CODE_ERRORS) else ": move code that may fail to start()"
+
+
 def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """Checks the class for faults that do not depend on the hardware.
 
@@ -85,13 +97,11 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
-    for name, arguments in _CALLED.items():
-        _check_method(cls, name, arguments)
+    _check_names(cls)
     if inspect.iscoroutinefunction(cls.__init__):
         raise DriverError(
             f"{cls.__name__}.__init__() is async and cannot be awaited: move code with `await` to start()"
         )
-    check_names(cls, _CALLED)
     if cls.devices is Driver.devices and cls.pools is Driver.pools:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must return a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
@@ -108,63 +118,88 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
         )
     declared(cls)
-    kinds = _kinds(cls)
-    for kind in kinds:
+    named: dict[tuple[str, str], type[Config]] = {}
+    for kind in _kinds(cls):
         _check_config(cls, kind)
-    _check_distinct(kinds)
-
-
-def _hint(e: BaseException) -> str:
-    if isinstance(e, AttributeError) and e.name in _SET_BY_ATTACH:
-        return f": self.{e.name} is set after __init__, use it in start() or later"
-    if isinstance(e, TypeError) and not place(e):
-        return ": the framework creates the driver without arguments"
-    return "" if isinstance(e, _CODE_ERRORS) else ": move code that may fail to start()"
-
-
-def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
-    """Checks that the framework can call the method ``name``. Only plain and static methods are inspected."""
-    method = inspect.getattr_static(cls, name)
-    if method is getattr(Driver, name):
-        return
-    shown = f"{cls.__name__}.{name}"
-    call = f"{name}({', '.join(arguments)})"
-    if isinstance(method, staticmethod):
-        method, given = method.__func__, arguments
-    elif isinstance(method, FunctionType):
-        given = ("self", *arguments)
-    else:
-        if not callable(getattr(cls, name)):
-            wanted = f"def {name}({', '.join(('self', *arguments))})"
+        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
+        if other is not kind:  # only the first would ever be read
             raise DriverError(
-                f"{shown} is {type(method).__name__}, not a method: write `{wanted}`, it is called as {call}"
+                f"{other.__name__} and {kind.__name__} have the same KIND and API_VERSION: change one of the two"
             )
-        return
-    _check_callable(method, given, shown, call)
 
 
-def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
+def _check_names(cls: type[Driver]) -> None:
+    """Checks the methods that the framework calls, and that other names of the class are neither the framework's nor misspelt."""
+    own = list(_written(cls, Driver))
+    for name in own:
+        if name in _CALLED or name.startswith(_STEPS):
+            _check_method(cls, name)
+        elif name in _SET:
+            raise DriverError(f"{cls.__name__}.{name} is set by the framework: remove it from the class")
+        elif name in vars(Driver) and name not in _DATA:
+            raise DriverError(f"{cls.__name__}.{name} is a method of the framework that the driver calls: rename yours")
+    # A driver that implements `devices` or `pools` may use the other name for itself.
+    unused = {"pools" if "devices" in own else "devices", *own}
+    _check_spelling(cls, Driver, {n: a for n, a in _CALLED.items() if n not in unused}, _DATA)
+
+
+def _check_method(cls: type[Driver], name: str) -> None:
+    """Checks that ``name`` is a method that the framework can call, defined with ``def`` or ``async def``."""
+    method = inspect.getattr_static(cls, name)
+    own = f"{cls.__name__}.{name}"
+    if not isinstance(method, FunctionType):
+        wanted = f"def {name}({', '.join(('self', *_CALLED.get(name, ('...',))))})"
+        raise DriverError(f"{own} is {type(method).__name__}, not a method: write `{wanted}`")
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise DriverError(f"{own} is a generator: return a list in place of each `yield`")
+    if name in _CALLED:
+        _check_arguments(method, ("self", *_CALLED[name]), own, name)
+
+
+def _check_arguments(function: Callable[..., Any], given: Sequence[str], own: str, name: str) -> None:
     """Checks that a function accepts the arguments ``given``. For a decorated function, it checks the wrapper."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # the signature is unknown, so the call may work
-        return
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(*given)
     except TypeError as e:
-        raise DriverError(f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}") from None
+        call = f"{name}({', '.join(a for a in given if a != 'self')})"
+        missing = "self" if given[0] == "self" and "self" not in signature.parameters else ""
+        raise DriverError(
+            f"{own}{signature} cannot be called as {call}: {(missing and 'is `self` missing?') or e}"
+        ) from None
 
 
-def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
-    """Returns a hint if ``self`` is missing or superfluous; else empty."""
-    if given[:1] != ("self",):
-        return "a static method has no `self`" if next(iter(signature.parameters), "") == "self" else ""
-    if "self" in signature.parameters:
-        return ""
-    with contextlib.suppress(TypeError):
-        signature.bind(*given[1:])
-        return "is `self` missing?"
-    return ""
+def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[str]:
+    """Yields the public attributes of a class and of its bases up to ``base``. With ``of_base``, only of subclasses of ``base``."""
+    for one in cls.__mro__[: cls.__mro__.index(base)]:
+        if not of_base or issubclass(one, base):
+            yield from (name for name in vars(one) if not name.startswith("_"))
+
+
+def _check_spelling(cls: type, base: type, called: Mapping[str, Sequence[str]], data: Iterable[str]) -> None:
+    """Rejects an attribute with nearly the name of one that the framework reads: it would never be read, and no error would show it.
+
+    A method with other arguments is the author's own.
+    """
+    import difflib  # only needed at start
+
+    free = {n.lower(): n for n in (*called, *data) if n not in _written(cls, base)}
+    for name in _written(cls, base, of_base=True):
+        plain = name.replace("_", "").lower()
+        if hasattr(base, name) or any(plain == own.removesuffix("e") + end for own in free for end in _FORMS):
+            continue
+        near = next((free[found] for found in difflib.get_close_matches(plain, free, 1, _NEAR)), "")
+        value = getattr(cls, name)
+        if near in called and inspect.isroutine(value):
+            # A function of the class has `self` too, a class method has not.
+            if len(inspect.signature(value).parameters) == len(called[near]) + inspect.isfunction(value):
+                raise DriverError(
+                    f"{cls.__name__}.{name}() is never called, did you mean `{near}`? Begin the name of a method of your own with _"
+                )
+        elif near in data and not hasattr(value, "__get__"):
+            raise DriverError(
+                f"{cls.__name__}.{name} is never used, did you mean `{near}`? Begin a name of your own with _"
+            )
 
 
 def _kinds(cls: type[Driver]) -> list[type[Config]]:
@@ -178,164 +213,97 @@ def _kinds(cls: type[Driver]) -> list[type[Config]]:
         if kind in found:
             continue
         if not (isinstance(kind, type) and issubclass(kind, Config)):
-            own = isinstance(kind, type) and kind.__module__ != "builtins"
-            raise DriverError(
-                f"{where} is {kind.__name__ if own else shown(kind)}: set it to a subclass of Config, "
-                f"{f'class {kind.__name__}(Config), ' if own else ''}or a list of them"
-            )
-        if not isinstance(kind.OLDER, (list, tuple)):
-            raise DriverError(f"{kind.__name__}.OLDER is {shown(kind.OLDER)}: set it to a list of subclasses of Config")
-        if not isinstance(kind.DEVICES, Mapping) or not all(isinstance(name, str) for name in kind.DEVICES):
-            raise DriverError(
-                f"{kind.__name__}.DEVICES is {shown(kind.DEVICES)}: set it to attributes of devices, such as {{'type': 'gpu'}}"
-            )
+            raise DriverError(f"{where} is {shown(kind)}: set it to a subclass of Config, or a list of them")
+        for name in kind.__struct_fields__:
+            if name in vars(Config):
+                way = "without a type" if name.isupper() else f'under another name, with msgspec.field(name="{name}")'
+                raise DriverError(
+                    f"{kind.__name__}.{name} has a type, so it would become a parameter, but Config itself uses this name: write it {way}"
+                )
+        for name, wanted, example in (
+            ("KIND", str, "text"),
+            ("API_VERSION", str, "text"),
+            ("OLDER", (list, tuple), "a list of subclasses of Config"),
+            ("DEVICES", Mapping, "attributes of devices, such as {'type': 'gpu'}"),
+        ):
+            if not isinstance(value := getattr(kind, name), wanted):
+                raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: set it to {example}")
         found.append(kind)
         waiting += [(f"{kind.__name__}.OLDER", older) for older in kind.OLDER]
     return found
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
-    _check_shadowed(kind)
-    _check_methods(kind)
-    _check_class_attributes(kind)
-    check_config_names(kind)
-    if kind.OLDER and "convert_from" not in {n for c in kind.__mro__[: kind.__mro__.index(Config)] for n in vars(c)}:
+    own = kind.__name__
+    if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
         raise DriverError(
-            f"{kind.__name__} lists older versions in OLDER but has no convert_from(cls, older): define it"
+            f"{own}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
         )
+    if kind.OLDER and "convert_from" not in _written(kind, Config):
+        raise DriverError(f"{own} lists older versions in OLDER but has no convert_from(cls, older): define it")
     try:
         fields = msgspec.structs.fields(kind)
         msgspec.json.Decoder(kind)  # raises for types that JSON cannot distinguish
-        objects: set[type] = set()
-        for custom, where in list(_customs(msgspec.inspect.type_info(kind), objects)):
-            if custom not in FORMS:
-                raise TypeError(f"{where} is of type {custom.__name__}")
+        types = list(_types_in(msgspec.inspect.type_info(kind), set()))
+        for info, field in types:
+            if isinstance(info, msgspec.inspect.CustomType) and info.cls not in FORMS:
+                raise TypeError(f"{field} is of type {info.cls.__name__}")
     except (TypeError, NameError) as e:
-        module = vars(sys.modules.get(kind.__module__, builtins))
-        there = [*module, *dir(builtins)] if isinstance(e, NameError) else []
+        there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
+        hint = did_you_mean(e.name, there) if isinstance(e, NameError) and e.name else ""
         raise DriverError(
-            f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}"
-            f"{did_you_mean(getattr(e, 'name', ''), there)}{_TAG if 'must be tagged' in str(e) else ''}"
+            f"{own}, the config of {cls.__name__}, cannot be read from JSON: {e}{hint}{_TAG if 'must be tagged' in str(e) else ''}"
         ) from None
-    for within in objects:
-        if issubclass(within, Config):
-            _check_methods(within)
-            check_config_names(within)
-    for f in fields:
-        _check_default(kind, f)
-    _try_check(kind)
-    known = {f.name for f in fields} | vars(Config).keys()
-    for name, value in vars(kind).items():
-        if name not in known and (near := near_config_name(kind, name)) and _is_plain(kind, name, value):
-            raise DriverError(f"{kind.__name__}.{name} is never used, did you mean `{near}`?")
-        if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
-            raise DriverError(
-                f"{kind.__name__}.{name} has no type, so claims cannot set it: write `{name}: {type(value).__name__} = ...`"
-            )
+    for info, _ in types:
+        if isinstance(info, msgspec.inspect.StructType) and issubclass(info.cls, Config):
+            _check_methods_of_config(info.cls)
+    _check_fields(kind, fields)
 
 
-def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
-    """Checks the default of a field as if a claim contained it."""
-    if f.default is msgspec.NODEFAULT:
-        return
-    try:
-        check_default_form(f.default, f.type)
-    except (TypeError, ValueError) as e:
-        if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
-            raise DriverError(
-                f"{kind.__name__}.{f.name} = {shown(f.default)} does not match the field's type: {e}"
-            ) from None
-
-
-def _try_check(kind: type[Config]) -> None:
-    """Runs ``check()`` with the defaults and reports misspelled names in it.
-
-    It ignores ValueError, because a default may have a value that a claim must not have.
-    """
-    try:
-        decode_config({}, kind, check=True)
-    except ValueError:
-        pass
-    except DriverFailedError as e:
-        cause = e.__cause__
-        of_none = isinstance(cause, AttributeError) and cause.name is not None and cause.obj is None
-        if isinstance(cause, (NameError, AttributeError)) and not of_none:
-            raise DriverError(e.message) from cause
-
-
-def _check_shadowed(kind: type[Config]) -> None:
-    """Rejects an attribute of Config, such as ``KIND``, with a type annotation: the annotation would turn it into a parameter."""
-    for name in kind.__struct_fields__:
-        if name in vars(Config):
-            way = (
-                f"write `{name} = ...` without a type"
-                if name.isupper()
-                else f'rename it, with msgspec.field(name="{name}")'
-            )
-            raise DriverError(
-                f"{kind.__name__}.{name} has a type, so it would become a parameter, but Config itself uses this name: {way}"
-            )
-
-
-def _check_distinct(kinds: Sequence[type[Config]]) -> None:
-    """Rejects two kinds with the same KIND and API_VERSION: only the first would ever be read."""
-    named: dict[tuple[str, str], type[Config]] = {}
-    for kind in kinds:
-        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
-        if other is not kind:
-            raise DriverError(
-                f"{other.__name__} and {kind.__name__} have the same KIND and API_VERSION: change one of the two"
-            )
-
-
-def _check_class_attributes(kind: type[Config]) -> None:
-    for name in ("KIND", "API_VERSION"):
-        if not isinstance(value := getattr(kind, name), str):
-            raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: it must be text")
-    if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
-        raise DriverError(
-            f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
-        )
-    if not isinstance(kind.LAYERED, bool):
-        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: set it to True or False")
-
-
-def _check_methods(kind: type[Config]) -> None:
+def _check_methods_of_config(kind: type[Config]) -> None:
+    _check_spelling(kind, Config, _CALLED_OF_CONFIG, _DATA_OF_CONFIG)
     if not isinstance(inspect.getattr_static(kind, "convert_from"), classmethod):
         raise DriverError(
             f"{kind.__name__}.convert_from() creates an object of its class: decorate it with @classmethod"
         )
-    for name, given, call in (("check", ("self",), "check()"), ("convert_from", ("older",), "convert_from(older)")):
+    for name, given in (("check", ("self",)), ("convert_from", ("older",))):
         method = getattr(kind, name)
-        _check_callable(method, given, f"{kind.__name__}.{name}", call)
+        _check_arguments(method, given, f"{kind.__name__}.{name}", name)
         if inspect.iscoroutinefunction(method):  # no code would await it, and all parameters would pass
             raise DriverError(
                 f"{kind.__name__}.{name}() is async: make it a plain method, it is called wherever parameters are read"
             )
 
 
-def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
-    """Yields each type in ``info`` that msgspec itself cannot read, with its field. Adds the object types that it visits to ``seen``."""
-    if isinstance(info, msgspec.inspect.CustomType):
-        yield info.cls, where
-        return
-    cls = getattr(info, "cls", None)
-    if cls in seen:
-        return
-    fields = getattr(info, "fields", ())
-    if cls is not None and fields:
-        seen.add(cls)
+def _types_in(info: Any, seen: set[int], field: str = "") -> Iterator[tuple[msgspec.inspect.Type, str]]:
+    """Yields msgspec's description of a type and of all types in it, each with its field."""
+    if isinstance(info, tuple):
+        for one in info:
+            yield from _types_in(one, seen, field)
+    elif isinstance(info, msgspec.inspect.Field):
+        yield from _types_in(info.type, seen, info.name)
+    elif isinstance(info, msgspec.inspect.Type) and id(info) not in seen:
+        seen.add(id(info))
+        yield info, field
+        for name in info.__struct_fields__:
+            yield from _types_in(getattr(info, name), seen, field)
+
+
+def _check_fields(kind: type[Config], fields: Sequence[msgspec.structs.FieldInfo]) -> None:
+    """Checks each default as if a claim contained it, and that no attribute lacks the type that would make it a field."""
     for f in fields:
-        yield from _customs(f.type, seen, f"{getattr(cls, '__name__', where)}.{f.name}")
-    within = [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
-    within += [
-        t for name in ("item_type", "key_type", "value_type", "type") if (t := getattr(info, name, None)) is not None
-    ]
-    for t in within:
-        yield from _customs(t, seen, where)
-
-
-def _is_plain(kind: type[Config], name: str, value: object) -> bool:
-    """Whether ``value`` is plain data, and neither a method nor declared as a ClassVar."""
-    declared = kind.__annotations__.get(name)
-    return isinstance(value, (str, int, float, list, dict, tuple)) and "ClassVar" not in str(declared)
+        try:
+            if f.default is not msgspec.NODEFAULT:
+                check_default_form(f.default, f.type)
+        except (TypeError, ValueError) as e:
+            if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
+                raise DriverError(
+                    f"{kind.__name__}.{f.name} = {shown(f.default)} does not match the field's type: {e}"
+                ) from None
+    known = {f.name for f in fields} | vars(Config).keys()
+    for name, value in vars(kind).items():
+        is_data = isinstance(value, (str, int, float, list, dict, tuple)) and not name.startswith("_")
+        if is_data and name.islower() and name not in known and "ClassVar" not in str(kind.__annotations__.get(name)):
+            raise DriverError(
+                f"{kind.__name__}.{name} has no type, so claims cannot set it: write `{name}: {type(value).__name__} = ...`"
+            )

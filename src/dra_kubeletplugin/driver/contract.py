@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -29,8 +29,7 @@ from .self_checks import Check
 from .status import NetworkData
 
 T = TypeVar("T")
-# A method's return value: of `def`, of `async def` with `yield`, and of `async def` without.
-DriverResult: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
+DriverResult: TypeAlias = Sequence[T] | Awaitable[Sequence[T]]  # of `def`, and of `async def`
 
 
 class Role(Enum):
@@ -55,9 +54,9 @@ class Driver:
 
     Only ``devices`` (or ``pools``) and ``prepare`` are required.
 
-    A method may be ``async def`` or plain ``def``. An ``async def`` method runs on the event loop and must not block. A plain method
-    runs in a thread and may block. Both kinds may ``yield`` their results; the framework reads them to the end within the call. Each
-    call of an ``async def`` method runs in its own task, so a cancel scope cannot begin in one method and end in another.
+    A method is ``async def`` or plain ``def``, and returns a list where it has a result. An ``async def`` method runs on the event loop
+    and must not block. A plain method runs in a thread and may block. Each call of an ``async def`` method runs in its own task, so a
+    cancel scope cannot begin in one method and end in another.
 
     An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim or task.
     At most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
@@ -129,8 +128,6 @@ class Driver:
             )
         if not isinstance(cls.name, str):
             raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
-        if type(cls.name) is not str:
-            cls.name = str.__str__(cls.name)  # an instance of a subclass of str cannot be sent to the API server
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
@@ -297,13 +294,12 @@ class Driver:
         if self.role is Role.CONTROLLER:
             return []
         result = self.devices()
-        if isinstance(result, Iterable):
-            return [Pool(self.settings.node_name, list(result))]
-        return self._one_pool(result)
+        if isinstance(result, Awaitable):
+            return self._one_pool(result)
+        return [Pool(self.settings.node_name, result)]
 
-    async def _one_pool(self, result: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
-        devices = [d async for d in result] if isinstance(result, AsyncIterable) else list(await result)
-        return [Pool(self.settings.node_name, devices)]
+    async def _one_pool(self, devices: Awaitable[Sequence[Device]]) -> list[Pool]:
+        return [Pool(self.settings.node_name, await devices)]
 
     def prepare(self, claim: Claim) -> DriverResult[PreparedDevice]:
         """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.

@@ -108,7 +108,7 @@ class Tree(Config):
 )
 def test_nested_objects_are_checked_and_named_by_their_path(parameters: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{path}: size is -1")):
-        decode(parameters, [Tree], "d.example.com", "config[0]")
+        decode(parameters, [Tree], "d.example.com")
 
 
 class Colour(Enum):
@@ -136,4 +136,4 @@ class Chosen(Config):
 )  # fmt: skip
 def test_an_invalid_choice_is_reported_with_the_valid_choices(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        decode(parameters, [Chosen], "d.example.com", "config[0]")
+        decode(parameters, [Chosen], "d.example.com")

@@ -7,7 +7,6 @@ GPU is changed; the other modules are as in a real driver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -152,7 +151,7 @@ class Mig(Driver):
         """Called after the last partition of a GPU. Idempotent."""
         self.gpus.set_mig(gpu, on=False)
 
-    def recover(self) -> Iterator[RecoveredClaim]:
+    def recover(self) -> list[RecoveredClaim]:
         """Returns the claims that have partitions. The library stores the claim of each partition."""
         return self.gpus.used()
 

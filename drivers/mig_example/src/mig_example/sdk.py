@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim, RetryableError, SharedStep
@@ -47,21 +46,25 @@ class Gpus:
     def destroy(self, instance: str) -> None:
         self.path(instance).unlink(missing_ok=True)
 
-    def used(self) -> Iterator[RecoveredClaim]:
+    def used(self) -> list[RecoveredClaim]:
         claims: dict[str, dict[str, dict[str, str]]] = {}  # the content of each file, by claim and partition
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
                 found = json.loads(path.read_text())
                 claims.setdefault(found["uid"], {})[path.stem] = found
+        out = []
         for uid, parts in claims.items():
             first = next(iter(parts.values()))
-            yield RecoveredClaim(
-                uid=uid,
-                namespace=first["namespace"],
-                name=first["name"],
-                devices=[
-                    PreparedDevice(request=p["request"], pool=p["pool"], name=p["device"]) for p in parts.values()
-                ],
-                shared_steps=[SharedStep("mig_mode", gpu) for gpu in sorted({p["gpu"] for p in parts.values()})],
-                undo_steps=[("destroy", {"gpu": p["gpu"], "instance": name}) for name, p in parts.items()],
+            out.append(
+                RecoveredClaim(
+                    uid=uid,
+                    namespace=first["namespace"],
+                    name=first["name"],
+                    devices=[
+                        PreparedDevice(request=p["request"], pool=p["pool"], name=p["device"]) for p in parts.values()
+                    ],
+                    shared_steps=[SharedStep("mig_mode", gpu) for gpu in sorted({p["gpu"] for p in parts.values()})],
+                    undo_steps=[("destroy", {"gpu": p["gpu"], "instance": name}) for name, p in parts.items()],
+                )
             )
+        return out

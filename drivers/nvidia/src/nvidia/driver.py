@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
@@ -405,7 +405,7 @@ class Nvidia(Driver):
             return
         self._open().partitions.turn_off(self._gpu(address), address)
 
-    def recover(self) -> Iterator[RecoveredClaim]:
+    def recover(self) -> list[RecoveredClaim]:
         """Returns the claims of MIG instances, from the notes. Nothing else on the hardware knows its claim."""
         return self._notes().recovered()
 

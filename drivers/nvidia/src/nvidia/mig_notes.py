@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,13 @@ class Notes:
         self._folder = folder
         self._boot = boot
 
-    def recovered(self) -> Iterator[RecoveredClaim]:
+    def recovered(self) -> list[RecoveredClaim]:
         """Returns the claims of all instances."""
         claims: dict[str, list[dict[str, Any]]] = {}
         for note in self._instances():
             claims.setdefault(note["uid"], []).append(note)
-        for uid, notes in claims.items():
-            yield RecoveredClaim(
+        return [
+            RecoveredClaim(
                 uid=uid,
                 namespace=notes[0]["namespace"],
                 name=notes[0]["name"],
@@ -58,6 +57,8 @@ class Notes:
                 shared_steps=[SharedStep(MODE_STEP, a) for a in sorted({n["address"] for n in notes if n["created"]})],
                 undo_steps=[("instance", {key: n[key] for key in ("address", "profile", "start")}) for n in notes],
             )
+            for uid, notes in claims.items()
+        ]
 
     # --- instances ------------------------------------------------------------------------------
 

@@ -80,8 +80,7 @@ _LIMITS = {
 def json_schema(*kinds: type[Config]) -> JSON:
     """Returns the schema of ``opaque.parameters``, with ``apiVersion`` and ``kind`` if the class sets them.
 
-    With several kinds, the schema accepts any one of them. For a layered kind, no field is required, because the DeviceClass may contain
-    the missing fields.
+    With several kinds, the schema accepts any one of them.
     """
     walk = _Walk()
     schemas = [walk.kind(kind, info) for kind, info in zip(kinds, inspect.multi_type_info(kinds), strict=True)]
@@ -97,17 +96,13 @@ class _Walk:
 
     Attributes:
         definitions: the nested structs by class name, with a number if two classes have the same name.
-        partial: whether no field of the current kind is required, because another layer may contain the missing fields.
     """
 
     def __init__(self) -> None:
-        self.partial = False
         self.definitions: dict[str, JSON] = {}
-        # The key is the id of msgspec's description of the type (one for each type), and ``partial``.
-        self._names: dict[tuple[int, bool], str] = {}
+        self._names: dict[int, str] = {}  # by the id of msgspec's description of the type (one for each type)
 
     def kind(self, kind: type[Config], info: Any) -> JSON:
-        self.partial = kind.LAYERED
         schema = self.struct(info)
         head = {k: v for k, v in {"apiVersion": kind.API_VERSION, "kind": kind.KIND}.items() if v}
         schema["properties"] = {k: {"const": v} for k, v in head.items()} | schema["properties"]
@@ -122,7 +117,7 @@ class _Walk:
             return out | self._positions(info)
         tag = {info.tag_field: {"const": info.tag}} if getattr(info, "tag_field", None) else {}
         out["properties"] = tag | {f.encode_name: self.of(f.type) | _default(f) for f in info.fields}
-        out["required"] = [] if self.partial else [f.encode_name for f in info.fields if f.required]
+        out["required"] = [f.encode_name for f in info.fields if f.required]
         if getattr(info, "forbid_unknown_fields", False):
             out["additionalProperties"] = False
         return out
@@ -193,8 +188,8 @@ class _Walk:
         return {"pattern": f"^({_TEXTS[type(info)]})$"} if type(info) in _TEXTS else {}
 
     def _tagged(self, info: Any) -> JSON:
-        """Requires the tag of a struct in a union, unless another layer may contain it. A struct alone may omit its tag."""
-        named = info.tag_field and not info.array_like and not self.partial
+        """Requires the tag of a struct in a union. A struct alone may omit its tag."""
+        named = info.tag_field and not info.array_like
         return {"required": [info.tag_field]} if named else {}
 
     def _positions(self, info: Any) -> JSON:
@@ -210,13 +205,12 @@ class _Walk:
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
     def _reference(self, info: Any) -> JSON:
-        key = id(info), self.partial
-        name = self._names.get(key)
+        name = self._names.get(id(info))
         if name is None:
             own = info.cls.__name__
             taken = self.definitions.keys() | {c.__name__ for c in _FORMS}
             name = next(n for n in chain((own,), (f"{own}{i}" for i in count(2))) if n not in taken)
-            self._names[key] = name
+            self._names[id(info)] = name
             self.definitions[name] = {}  # ends the recursion of a type that contains itself
             self.definitions[name] = self.struct(info)
         return {"$ref": f"#/$defs/{name}"}

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,8 @@ class Writer(Driver):
 
     name = "card.example.com"
 
-    def devices(self) -> Iterator[Device]:
-        for fn in self.host.pci(vendor=0x10EE):
-            yield fn.device()
+    def devices(self) -> list[Device]:
+        return [fn.device() for fn in self.host.pci(vendor=0x10EE)]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         self.host.write(FIRMWARE, "4.2")

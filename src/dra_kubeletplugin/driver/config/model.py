@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
@@ -21,32 +21,10 @@ from ...resourceapi.types import Attribute
 from ...resourceapi.version import Version
 from ..diagnostics.author_errors import author_code, definition_place
 
-Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MAX_FAULTS = 10
 """At most this many faults are reported for all parameters of a claim, class or review. Finding one more costs at least one validation."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
 _LONGEST_KEY = 80  # bytes of a key in a path
-
-
-class Place(NamedTuple):
-    """A place in parameters: the steps from the top, each with whether it is a field of an object (else a key or a position)."""
-
-    parts: tuple[tuple[str | int, bool], ...] = ()
-
-    def field(self, name: str) -> Place:
-        return Place((*self.parts, (name, True)))
-
-    def item(self, key: str | int) -> Place:
-        return Place((*self.parts, (key, False)))
-
-    @property
-    def steps(self) -> Steps:
-        return tuple(step for step, _ in self.parts)
-
-    @property
-    def path(self) -> str:
-        shown = ((clip(step, _LONGEST_KEY), is_field) for step, is_field in self.parts)
-        return "parameters" + "".join(f".{step}" if is_field else f"[{step}]" for step, is_field in shown)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -54,26 +32,7 @@ class _ConfigMeta(NamedStructMeta):
     """Makes subclasses of :class:`Config` frozen and keyword-only, also for type checkers."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        try:
-            return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
-        except TypeError as e:  # msgspec raises it: only msgspec knows which names are fields
-            for field in namespace.get("__annotations__", {}):
-                value = namespace.get(field)
-                if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
-                    raise DriverError(
-                        f"{name}.{field} = {shown(value)} would be one object that all claims share: write "
-                        f"msgspec.field(default_factory=lambda: {shown(value)})"
-                    ) from None
-            if "__init__" in namespace:
-                raise DriverError(
-                    f"{name}.__init__() is generated from the fields: remove yours, use defaults for fields, and validate in check()"
-                ) from None
-            raise
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        if name.startswith("__dataclass_"):
-            raise DriverError(f"{cls.__name__} gets its fields from Config: remove @dataclass")
-        super().__setattr__(name, value)
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
 
 
 class Config(
@@ -106,15 +65,11 @@ class Config(
             kind has no effect on other devices, so one claim can have an entry for each type of device. If all
             entries of a claim are for devices that the claim does not have, prepare fails with an error. The newest version's value applies
             to older versions too.
-        LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
-            7386). If True, the DeviceClass provides the fields that the claim omits, and null restores a field's default. If False, the
-            claim's parameters replace the DeviceClass's parameters entirely.
     """
 
     KIND: ClassVar[str] = ""
     API_VERSION: ClassVar[str] = ""
     OLDER: ClassVar[Sequence[type[Config]]] = ()
-    LAYERED: ClassVar[bool] = False
     DEVICES: ClassVar[Mapping[str, Attribute]] = {}
 
     @classmethod
@@ -206,11 +161,11 @@ def _hint(e: BaseException) -> str:
 
 
 class ConfigRefused(ValueError):
-    """Parameters with the right types that ``check()`` rejected: a path and a sentence for each object."""
+    """Parameters with the right types that ``check()`` rejected: a sentence with its path for each object."""
 
-    def __init__(self, refusals: Sequence[tuple[Place, str]]) -> None:
-        self.refusals = refusals
-        super().__init__("; ".join(text for _, text in refusals))
+    def __init__(self, *sentences: str) -> None:
+        self.sentences = sentences
+        super().__init__("; ".join(sentences))
 
 
 def run_checks(config: Config) -> Config:
@@ -219,21 +174,26 @@ def run_checks(config: Config) -> Config:
     Raises:
         ConfigRefused: a check rejected its object; it contains at most :data:`MAX_FAULTS` + 1 faults.
     """
-    if refusals := list(itertools.islice(_refusals(config, Place()), MAX_FAULTS + 1)):
-        raise ConfigRefused(refusals)
+    if refusals := list(itertools.islice(_refusals(config, "parameters"), MAX_FAULTS + 1)):
+        raise ConfigRefused(*refusals)
     return config
 
 
-def _refusals(value: object, place: Place) -> Iterator[tuple[Place, str]]:
+def key_path(path: str, key: object) -> str:
+    """Returns the path of a mapping's value."""
+    return f"{path}[{clip(key, _LONGEST_KEY)}]"
+
+
+def _refusals(value: object, path: str) -> Iterator[str]:
     """Calls ``check`` of all objects in ``value``, inner objects first. Skips an object that contains a rejected object."""
-    within: Iterable[tuple[Place, object]] = ()
+    within: Iterable[tuple[str, object]] = ()
     if isinstance(value, Config):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        within = ((place.field(encoded), getattr(value, name)) for encoded, name in names)
+        within = ((f"{path}.{encoded}", getattr(value, name)) for encoded, name in names)
     elif isinstance(value, Mapping):
-        within = ((place.item(key), item) for key, item in value.items())
+        within = ((key_path(path, key), item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
-        within = ((place.item(i), item) for i, item in enumerate(value))
+        within = ((f"{path}[{i}]", item) for i, item in enumerate(value))
     wrong = False
     for at, item in within:
         if type(item) not in _PLAIN:
@@ -245,7 +205,7 @@ def _refusals(value: object, place: Place) -> Iterator[tuple[Place, str]]:
     try:
         result: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
     except ValueError as e:
-        yield place, printable(e)
+        yield f"{path}: {printable(e)}"
         return
     if result is not None:
         raise DriverError(

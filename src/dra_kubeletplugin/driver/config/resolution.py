@@ -11,7 +11,7 @@ from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
 from ..diagnostics.config_errors import refusal
-from .device_types import Kinds, described, kinds_of
+from .kinds import Kinds, described, kinds_of
 from .model import Config
 from .parameters import Parameters, Resolved
 
@@ -83,13 +83,12 @@ def _unused_entry(
     """
     fitting = frozenset[type[Config]]().union(*(kinds for _, kinds in devices))
     unused: ConfigError | None = None
-    for entry in parameters.entries_for_all_requests(config):
-        if kind := parameters.kind_of(entry):
-            if kind in fitting or any("/" in request for request, _ in devices):
-                return None
-            unused = unused or refusal(
-                f"parameters.kind: {clip(kind.KIND or kind.__name__)} is for devices with {described(kind)}, and the claim has none: use "
-                "the kind for the claim's devices, or remove this entry",
-                at=entry.where,
-            )
+    for where, kind in parameters.kinds_for_all_requests(config):
+        if kind in fitting or any("/" in request for request, _ in devices):
+            return None
+        unused = unused or refusal(
+            f"parameters.kind: {clip(kind.KIND or kind.__name__)} is for devices with {described(kind)}, and the claim has none: use "
+            "the kind for the claim's devices, or remove this entry",
+            at=where,
+        )
     return unused

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
-import functools
 import inspect
-import itertools
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
 
+from ...base.text import did_you_mean
 from ...errors import (
     BadAnswerError,
     DraError,
@@ -24,7 +25,6 @@ from ...errors import (
     describe,
     printable,
 )
-from .hints import hint
 
 E = TypeVar("E", bound=BaseException)
 _FRAMEWORK = str(Path(__file__).parents[2]) + os.sep
@@ -34,6 +34,15 @@ _INSTALLED = {"site-packages", "dist-packages"}
 # Errors of the framework's classes about an author's arguments.
 _ARGUMENT_ERRORS = (DriverError, InvalidObjectError, InvalidSpecError)
 _PLACE = re.compile(r" \([^ ()]+:[0-9]+\)$")  # as _bracketed() writes it
+_PACKAGE = __name__.partition(".")[0]
+_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+# Python's messages about `await` in the wrong place, and what to do.
+_AWAIT = (
+    (re.compile(r"can't be used in 'await'"), ": remove the `await`, it is not a coroutine"),
+    (re.compile(r"\bcoroutine\b(?! raised)"), ": is an `await` missing?"),
+    (re.compile("from a running event loop$"), ": `await` it, `async def` methods run on the event loop"),
+    (re.compile("^no running event loop"), ": make it `async def`, plain methods run in threads"),
+)
 
 
 def without_frames(e: E) -> E:
@@ -48,7 +57,9 @@ def without_frames(e: E) -> E:
 
 def explain_exception(e: BaseException) -> str:
     """Returns ``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
-    text, suffix = describe(e), _hint(e)
+    text, suffix = describe(e), ""
+    with contextlib.suppress(Exception):  # an object of a vendor's library may raise when its names are listed
+        suffix = _hint(e)
     return f"{text.rstrip('.') if suffix else text}{suffix}{_bracketed(place(e))}"
 
 
@@ -59,7 +70,8 @@ def with_author_place(e: DraError) -> DraError:
     """
     if _PLACE.search(printable(e)):
         return e
-    if type(e) in _ARGUMENT_ERRORS and _raised_by_framework(e) and (where := place(e)):
+    raising = [tb.tb_frame.f_code.co_filename for tb in _links(e)][-1:]
+    if type(e) in _ARGUMENT_ERRORS and any(name.startswith(_FRAMEWORK) for name in raising) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
     return e
 
@@ -72,7 +84,7 @@ def place(e: BaseException) -> str:
     if isinstance(e, SyntaxError):
         return ""
     lines = next((found for one in _chain(e) if (found := _own_lines(one))), [])
-    return _place_of(*lines[-1]) if lines else ""
+    return _shown(lines[-1][0].f_code.co_filename, lines[-1][1]) if lines else ""
 
 
 def running_line(frame: FrameType | None) -> str:
@@ -81,15 +93,14 @@ def running_line(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code is not asyncio.BaseEventLoop.run_forever.__code__:
         stack.append((frame, frame.f_lineno))
         frame = frame.f_back
-    found = list(_own(reversed(stack)))
-    return f"{_place_of(*found[-1])} in {printable(found[-1][0].f_code.co_qualname)}" if found else ""
+    for frame, line in list(_own(reversed(stack)))[-1:]:
+        return f"{_shown(frame.f_code.co_filename, line)} in {printable(frame.f_code.co_qualname)}"
+    return ""
 
 
 def definition_place(method: Callable[..., Any]) -> str:
     """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
-    while isinstance(method, functools.partial):
-        method = method.func
-    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    code = getattr(inspect.unwrap(method), "__code__", None)
     return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
@@ -134,29 +145,18 @@ def author_code(
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
-    """Removes the framework's frames from the traceback. Returns the exception if the remaining frames show more than :func:`place`; else
-    None.
+    """Removes the framework's frames before the author's code from the traceback.
 
-    If only one function of the author is involved, the message already contains its line.
+    Returns the exception if its traceback shows more than :func:`place`; else None. If only one function of the author is involved, the
+    message already contains its line.
     """
     chain = _chain(e)
-    own = [
-        link.tb_frame.f_code
-        for one in chain
-        for link in _links(one)
-        if not _is_library(link.tb_frame.f_code.co_filename)
-    ]
-    functions = {code for code in own if not code.co_name.startswith("<")}
-    # Python raises RuntimeError instead of a StopIteration, which no coroutine can raise.
-    is_stop = isinstance(e, RuntimeError) and isinstance(e.__cause__, StopIteration)
-    if len(functions) < 2 and not isinstance(e, BaseExceptionGroup) and len(chain) == 1 + is_stop:
-        return None
+    functions = set()
     for one in chain:
-        links = [link for link in _links(one) if not _is_framework(link.tb_frame.f_code.co_filename)]
-        for link, following in itertools.zip_longest(links, links[1:]):
-            link.tb_next = following
-        one.__traceback__ = links[0] if links else None
-    return e
+        one.__traceback__ = next((tb for tb in _links(one) if not _is_library(tb.tb_frame.f_code.co_filename)), None)
+        codes = (tb.tb_frame.f_code for tb in _links(one))
+        functions |= {code for code in codes if not code.co_name.startswith("<") and not _is_library(code.co_filename)}
+    return e if len(functions) > 1 or len(chain) > 1 or isinstance(e, BaseExceptionGroup) else None
 
 
 def _chain(e: BaseException, *, hidden: bool = False) -> list[BaseException]:
@@ -176,21 +176,10 @@ def replacement_message(value: object, wanted: str, *, of: str = "", returned: b
     """
     if value is None and returned:
         return ": is a `return` missing?"
-    if isinstance(value, AsyncIterator):
-        return ": collect it, `[x async for x in found]`"
     if isinstance(value, Mapping):
         return ": return its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
-    return missing_await_hint(value)
-
-
-def instead_of_item(value: object, wanted: str) -> str:
-    """Returns a hint for a wrong item of a list."""
-    if isinstance(value, (list, tuple)):
-        return ": put its items into the outer list"
-    if isinstance(value, type) and value.__name__ == wanted:
-        return f": create an instance, `{wanted}(...)`"
     return missing_await_hint(value)
 
 
@@ -205,10 +194,6 @@ def missing_await_hint(value: object) -> str:
 
 def _bracketed(where: str) -> str:
     return f" ({where})" if where else ""
-
-
-def _place_of(frame: FrameType, line: int) -> str:
-    return _shown(frame.f_code.co_filename, line)
 
 
 def _shown(filename: str, line: int) -> str:
@@ -240,28 +225,26 @@ def _links(e: BaseException) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def _raised_by_framework(e: BaseException) -> bool:
-    links = list(_links(e))
-    return bool(links) and _is_framework(links[-1].tb_frame.f_code.co_filename)
-
-
-def _is_framework(filename: str) -> bool:
-    return filename.startswith(_FRAMEWORK)
-
-
 def _is_library(filename: str) -> bool:
-    return _is_framework(filename) or _is_standard_library(filename)
-
-
-def _is_standard_library(filename: str) -> bool:
-    return filename.startswith("<") or (
-        filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in _INSTALLED))
-    )
+    """Whether code belongs to the framework or to Python's standard library."""
+    of_python = filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in _INSTALLED))
+    return filename.startswith("<") or filename.startswith(_FRAMEWORK) or of_python
 
 
 def _hint(e: BaseException) -> str:
-    frames = [frame for frame, _ in _own_lines(e)]
-    try:
-        return hint(e, frames[-1] if frames else None)
-    except Exception:  # an error in a hint must not hide the author's error
+    """Returns the nearest name for a misspelt one, the import that a name needs, or what to do about an ``await``."""
+    text, found = str(e), ""
+    if "id you mean" in text:  # newer releases of Python add the hint themselves
         return ""
+    if isinstance(e, NameError) and e.name:
+        if e.name in dir(sys.modules[_PACKAGE]):
+            return f": write `from {_PACKAGE} import {e.name}`"
+        if e.name in sys.stdlib_module_names:
+            return f": write `import {e.name}`"
+        frames = [frame for frame, _ in _own_lines(e)][-1:]
+        found = did_you_mean(e.name, [n for f in frames for n in (*f.f_locals, *f.f_globals, *dir(builtins))])
+    elif isinstance(e, AttributeError) and e.name and e.obj is not None:
+        found = did_you_mean(e.name, [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")])
+    elif isinstance(e, ImportError) and (named := _IMPORT.match(text)) and (module := sys.modules.get(named[2])):
+        found = did_you_mean(named[1], getattr(module, "__all__", dir(module)))  # `__all__` lists its public names
+    return found or next((what for pattern, what in _AWAIT if pattern.search(text)), "")

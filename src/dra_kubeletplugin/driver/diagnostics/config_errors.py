@@ -6,7 +6,6 @@ part is validated separately. If no part has a fault, the fault concerns the val
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import typing
@@ -14,14 +13,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice, repeat
 from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 
 from ...base.json_types import ReadOnlyJSON
 from ...base.text import did_you_mean, join_first
 from ...errors import ConfigError, DraError, clip, printable
-from ..config.model import Config, Place, author_checks, read_form
+from ..config.model import Config, author_checks, key_path, read_form
 
 MORE = "there may be more faults: validation stopped here"
 """The last item of an error's ``faults``, if the search stopped before the end."""
@@ -42,41 +41,21 @@ def refusal(*wrong: str, at: str = "") -> ConfigError:
     return error
 
 
-class Fault(NamedTuple):
-    """One fault.
-
-    Attributes:
-        place: the faulty value; if a field is missing or unknown, the object.
-        text: the message.
-        missing: the required field that is missing.
-        below: the path from ``place`` to the fault, if only msgspec knows it.
-    """
-
-    place: Place
-    text: str
-    missing: str = ""
-    below: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.place.path}{self.below}: {self.text}"
-
-
-def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bool = False) -> list[Fault]:
-    """Returns the first ``most`` faults of parameters, in the order of the document.
+def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int) -> list[str]:
+    """Returns the first ``most`` faults of parameters in the order of the document, each as a sentence with its path.
 
     Args:
         given: the parameters.
         cls: their kind.
         most: the maximum number of faults.
-        partial: ``given`` is one of several layers. Another layer may contain the missing fields of each object that is merged.
 
     Raises:
         DriverFailedError: the author's code raised an exception other than ValueError, and no fault was found before.
     """
-    found: list[Fault] = []
+    found: list[str] = []
     try:
         with author_checks(cls):
-            for fault in islice(_faults(given, cls, Place(), partial), most):
+            for fault in islice(_faults(given, cls, "parameters"), most):
                 found.append(fault)
     except DraError:
         if not found:
@@ -84,21 +63,20 @@ def all_faults(given: ReadOnlyJSON, cls: type[Config], most: int, *, partial: bo
     return found
 
 
-def _faults(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+def _faults(value: Any, hint: Any, path: str) -> Iterator[str]:
     """Yields the faults of a value; ``hint`` is its type annotation."""
-    merged = partial and isinstance(value, Mapping) and _is_merged(hint, value)
-    whole = None if merged else _whole_fault(value, hint, place)
-    if not merged and whole is None:
+    whole = _whole_fault(value, hint)
+    if whole is None:
         return
-    for fault in _faults_within(value, hint, place, merged):
+    for fault in _faults_within(value, hint, path):
         yield fault
         whole = None
     if whole:
-        yield whole
+        yield f"{path}{whole[0]}: {whole[1]}"
 
 
-def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
-    """Returns the fault that msgspec reports for a value; None if the value is valid."""
+def _whole_fault(value: Any, hint: Any) -> tuple[str, str] | None:
+    """Returns the path within a value and the text of the fault that msgspec reports for it; None if the value is valid."""
     try:
         msgspec.convert(value, hint, dec_hook=read_form, str_keys=True)
     except msgspec.ValidationError as e:
@@ -115,7 +93,7 @@ def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
     if isinstance(value, float) and text.endswith("got `float`"):
         # An integer above 64 bits becomes a float, such as 1e+40. The value shows the user which integer is meant.
         text += f" ({value:g})"
-    return Fault(place, text, below=below)
+    return below, text
 
 
 def _shown(value: Any) -> str:
@@ -123,42 +101,41 @@ def _shown(value: Any) -> str:
     return f"{len(value)}" if isinstance(value, Mapping | list) else clip(repr(value), _LONGEST)
 
 
-def _faults_within(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+def _faults_within(value: Any, hint: Any, path: str) -> Iterator[str]:
     """Yields the faults of the parts of an object, a mapping or a list; nothing for any other value."""
     if isinstance(value, Mapping):
         of = _type_of_object(hint, value)
         if (fields := _fields(of)) is not None:
-            yield from _faults_of_fields(value, of, fields, place, partial)
+            yield from _faults_of_fields(value, of, fields, path)
         elif len(args := get_args(of)) == 2:
             for key, item in value.items():
-                if args[0] is not str and (wrong := _whole_fault({key: None}, dict[args[0], Any], place.item(key))):  # type: ignore[valid-type]
-                    yield Fault(place.item(key), f"the key: {wrong.text}")
+                if args[0] is not str and (wrong := _whole_fault({key: None}, dict[args[0], Any])):  # type: ignore[valid-type]
+                    yield f"{key_path(path, key)}: the key: {wrong[1]}"
                 else:
-                    yield from _faults(item, args[1], place.item(key), partial)
+                    yield from _faults(item, args[1], key_path(path, key))
     elif isinstance(value, list):
         for of in _members(hint):
             args = get_args(of)
             if args and isinstance(get_origin(of), type) and issubclass(get_origin(of), Collection):
                 fixed = get_origin(of) is tuple and args[-1] is not ...
                 for i, (item, inner) in enumerate(zip(value, args if fixed else repeat(args[0]), strict=False)):
-                    yield from _faults(item, inner, place.item(i), False)
+                    yield from _faults(item, inner, f"{path}[{i}]")
 
 
 def _faults_of_fields(
-    given: ReadOnlyJSON, of: Any, fields: Mapping[str, _Field], place: Place, partial: bool
-) -> Iterator[Fault]:
+    given: ReadOnlyJSON, of: Any, fields: Mapping[str, msgspec.structs.FieldInfo], path: str
+) -> Iterator[str]:
     settings = getattr(of, "__struct_config__", None)
     tag = settings.tag_field if settings else None
     for key, value in given.items():
         if field := fields.get(key):
-            yield from _faults(value, field.hint, place.field(key), partial)
+            yield from _faults(value, field.type, f"{path}.{key}")
         elif key != tag and settings and settings.forbid_unknown_fields:
             name, known = printable(key), sorted(fields)
-            yield Fault(place, f"unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}")
-    if not partial:
-        for name, field in fields.items():
-            if field.required and name not in given:
-                yield Fault(place, f"missing required field {name!r}", name)
+            yield f"{path}: unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}"
+    for name, field in fields.items():
+        if field.required and name not in given:
+            yield f"{path}: missing required field {name!r}"
 
 
 def _listed(known: Sequence[str]) -> str:
@@ -170,24 +147,12 @@ def _listed(known: Sequence[str]) -> str:
 # --- types ----------------------------------------------------------------------------------------
 
 
-class _Field(NamedTuple):
-    hint: Any
-    required: bool
-
-
 @functools.lru_cache(1024)
-def _fields(of: Any) -> Mapping[str, _Field] | None:
-    """Returns the fields of a struct or dataclass by JSON name; None for any other type."""
+def _fields(of: Any) -> Mapping[str, msgspec.structs.FieldInfo] | None:
+    """Returns the fields of a struct by JSON name; None for any other type."""
     cls = get_origin(of) or of
     if isinstance(cls, type) and issubclass(cls, msgspec.Struct) and not cls.__struct_config__.array_like:
-        return {f.encode_name: _Field(f.type, f.required) for f in msgspec.structs.fields(of)}
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        hints = typing.get_type_hints(cls, include_extras=True)
-        missing = dataclasses.MISSING
-        return {
-            f.name: _Field(hints[f.name], f.default is missing and f.default_factory is missing)
-            for f in dataclasses.fields(cls)
-        }
+        return {f.encode_name: f for f in msgspec.structs.fields(of)}
     return None
 
 
@@ -200,36 +165,15 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _tag(of: Any) -> tuple[str, Any]:
-    settings = getattr(get_origin(of) or of, "__struct_config__", None)
-    return (settings.tag_field or "", settings.tag) if settings else ("", None)
-
-
-_UNKNOWN = object()
-
-
 def _type_of_object(hint: Any, value: ReadOnlyJSON) -> Any:
-    """Returns the type in ``hint`` that an object has: a struct, a dataclass or a mapping.
-
-    Returns ``_UNKNOWN`` if the object lacks the tag that selects a struct, and None if no type fits.
-    """
-    objects = [m for m in _members(hint) if _fields(m) is not None]
-    if tagged := [m for m in objects if _tag(m)[0]]:
-        tag = value.get(_tag(tagged[0])[0], _UNKNOWN)  # a union has one tag field
-        if tag is _UNKNOWN:
-            return _UNKNOWN if len(tagged) > 1 else tagged[0]
-        return next((m for m in tagged if _tag(m)[1] == tag), None)
+    """Returns the type in ``hint`` that an object has: a struct or a mapping. None if no type fits."""
+    structs = [m for m in _members(hint) if _fields(m) is not None]
+    configs = [(get_origin(m) or m).__struct_config__ for m in structs]
+    if structs and (field := configs[0].tag_field):  # a union has one tag field, and a struct alone may omit its tag
+        tag = value.get(field, configs[0].tag if len(structs) == 1 else None)
+        structs = [m for m, config in zip(structs, configs, strict=True) if config.tag == tag]
     maps = [m for m in _members(hint) if isinstance(o := get_origin(m), type) and issubclass(o, Mapping)]
-    return next(iter((*objects, *maps)), None)
-
-
-def _is_merged(hint: Any, value: ReadOnlyJSON) -> bool:
-    """Whether an object is merged with the object of another layer: a struct, a dataclass, or a mapping of them."""
-    of = _type_of_object(hint, value)
-    if of is None or of is _UNKNOWN:
-        return of is _UNKNOWN
-    args = get_args(of)
-    return _fields(of) is not None or (len(args) == 2 and _is_merged(args[1], {}))
+    return next(iter((*structs, *maps)), None)
 
 
 def _choices(hint: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from dra_kubeletplugin.cli.shell.output import put, write
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import Driver, Role, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
-from dra_kubeletplugin.driver.config.versions import versions
+from dra_kubeletplugin.driver.config.kinds import versions
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features, parse_gates
@@ -103,15 +103,6 @@ def validate(args: argparse.Namespace) -> int:
     published = near_names.KnownNames([*slices, *_slices(drivers, readers, args.host)])
     for checked in of_a_cluster:
         _check(checked, readers, features)
-    valid = [
-        j for j in of_a_cluster if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
-    ]
-    classes = driver_classes | {
-        str(j.value["metadata"].get("name")): j.value for j in valid if j.value["kind"] == "DeviceClass"
-    }
-    for checked in valid:
-        for text in opaque.faults_with_classes(checked.value, classes, readers):
-            checked.fault(text)
     for checked in of_a_cluster:
         if not checked.manifest.faults:
             for path, warning in near_names.near_name_warnings(checked.value, objects, published, driver_classes):

@@ -72,9 +72,8 @@ def _described(
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[ReadOnlyJSON]) -> Iterator[str]:
     """Yields a sentence for each object whose parameters a driver would reject at prepare, after the scheduler allocated devices."""
     readers = [opaque.ConfigReader.of(make(d), name) for d in drivers]
-    classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:
-        for fault in (*opaque.config_faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
+        for fault in opaque.config_faults(obj, readers):
             which = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
             yield printable(f"{which}: {fault}: a pod that uses it would be scheduled, but fail at prepare")
 

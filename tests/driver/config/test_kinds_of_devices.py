@@ -10,8 +10,7 @@ import pytest
 from dra_devkit.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Claim, Config, Device, Driver, PreparedDevice
 from dra_kubeletplugin.driver import make
-from dra_kubeletplugin.driver.config.device_types import device_types, kinds_of
-from dra_kubeletplugin.driver.config.objects import ConfigReader, faults_with_classes
+from dra_kubeletplugin.driver.config.kinds import kinds_of
 from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.errors import ConfigError, DriverError
@@ -39,7 +38,6 @@ class GpuConfig(Config):
 class PartConfig(Config):
     KIND, API_VERSION = "PartConfig", VERSION
     DEVICES: ClassVar = {"type": "part"}
-    LAYERED = True
     memory: int = 1
     cores: int = 1
 
@@ -87,7 +85,7 @@ def test_the_entry_of_the_class_applies_if_the_claim_s_entry_is_for_other_device
     of_class = [entry("GpuConfig", "FromClass", ["r"], slice="Long"), entry("PartConfig", "FromClass", ["r"], memory=4)]
     entries = [*of_class, entry("PartConfig", cores=2)]
     assert resolve(entries, GPU) == (GpuConfig(slice="Long"), "FromClass")
-    assert resolve(entries, PART) == (PartConfig(memory=4, cores=2), "FromClaim")
+    assert resolve(entries, PART) == (PartConfig(cores=2), "FromClaim")
 
 
 def test_an_older_version_applies_to_the_devices_of_the_newest_version() -> None:
@@ -146,53 +144,6 @@ async def test_entries_without_requests_for_no_device_of_the_claim_are_an_error(
 def test_an_invalid_entry_is_an_error_for_every_device() -> None:
     with pytest.raises(ConfigError, match="Invalid enum value 'Slow'"):
         resolve([entry("GpuConfig", slice="Slow")], PART)
-
-
-def test_each_type_of_device_has_its_kinds() -> None:
-    class General(Config):
-        KIND = "General"
-
-    assert list(device_types([])) == [frozenset()]
-    assert list(device_types([General])) == [frozenset({General})]
-    assert list(device_types([GpuConfig, PartConfig, General])) == [
-        frozenset({GpuConfig, General}),
-        frozenset({PartConfig, General}),
-        frozenset({General}),
-    ]
-
-
-def claim(*requests: str, config: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "kind": "ResourceClaim",
-        "metadata": {"name": "c"},
-        "spec": {
-            "devices": {
-                "requests": [{"name": r, "exactly": {"deviceClassName": r}} for r in requests],
-                "config": [{k: v for k, v in e.items() if k != "source"} for e in config],
-            }
-        },
-    }
-
-
-def test_before_allocation_layers_are_combined_for_each_type_of_device() -> None:
-    class Sized(PartConfig):
-        KIND = "PartConfig"
-        size: int
-
-    reader = ConfigReader(DRIVER, [GpuConfig, Sized])
-    classes = {
-        "gpu": {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"config": [entry("GpuConfig")]}},
-        "part": {
-            "kind": "DeviceClass",
-            "metadata": {"name": "part"},
-            "spec": {"config": [entry("PartConfig", size=1)]},
-        },
-        "bare": {"kind": "DeviceClass", "metadata": {"name": "bare"}, "spec": {"config": [entry("PartConfig")]}},
-    }
-    both = [entry("GpuConfig", slice="Long"), entry("PartConfig", memory=2)]
-    assert faults_with_classes(claim("gpu", "part", config=both), classes, [reader]) == []
-    (fault,) = faults_with_classes(claim("gpu", "bare", config=both), classes, [reader])
-    assert "spec.devices.config[1].opaque: parameters: missing required field 'size'" in fault
 
 
 class Cards(Driver):

@@ -1,13 +1,15 @@
-"""The kinds and versions of parameters that a driver reads, and the error message for any other."""
+"""The kinds and versions of parameters that a driver reads, the devices that each is for, and the error message for any other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...base.text import did_you_mean
 from ...errors import clip
+from ...resourceapi.types import Attribute
 from .model import Config
 
+Kinds = frozenset[type[Config]]
 _SHOWN = 80  # bytes of a kind or an API version in a message
 
 
@@ -39,3 +41,18 @@ def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[
 
 def name_of(cls: type[Config]) -> str:
     return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"
+
+
+def kinds_of(attributes: Mapping[str, Attribute], kinds: Sequence[type[Config]]) -> Kinds:
+    """Returns the kinds that are for a device with these attributes."""
+
+    def has(name: str, value: Attribute) -> bool:
+        found = attributes.get(name)
+        return type(found) is type(value) and found == value  # for Python, True == 1
+
+    return frozenset(kind for kind in kinds if all(has(name, value) for name, value in kind.DEVICES.items()))
+
+
+def described(kind: type[Config]) -> str:
+    """Returns the devices that a kind is for, as text: ``type=gpu``."""
+    return ", ".join(f"{name}={value}" for name, value in kind.DEVICES.items())
