@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import enum
 import gc
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Driver, PreparedClaim
-from dra_kubeletplugin.claims import undo_steps as module
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.claims.undo_steps import UndoRecorder, has_undo, run_undo
 from dra_kubeletplugin.driver.calls import Calls
@@ -114,30 +111,7 @@ async def test_an_awaited_step_is_on_disk_and_steps_keep_their_order(disk: FakeD
     await settle_and_check(undo)
 
 
-async def test_steps_keep_their_order_in_any_order_of_their_saves(
-    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    undo, claim = undo_on(disk)
-    held_saves: list[tuple[Any, concurrent.futures.Future[None]]] = []
-
-    def hold_save(save: Any, loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[None]:
-        held_saves.append((save, concurrent.futures.Future()))
-        return held_saves[-1][1]
-
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hold_save)
-    registrations = [claim.on_undo("async", number=n) for n in (1, 2, 3)]
-    for save, future in reversed(held_saves):
-        await save
-        future.set_result(None)
-    for registration in registrations:
-        await registration
-    await settle_and_check(undo)
-    assert disk.saved == [entry(n) for n in (1, 2, 3)]
-
-
-async def test_a_step_that_is_not_awaited_is_on_disk_at_the_end_of_prepare_and_fails_it(
-    disk: FakeDisk, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_step_that_is_not_awaited_is_on_disk_at_the_end_of_prepare_and_fails_it(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
     disk.may_continue.clear()
     claim.on_undo("async", number=1)
@@ -147,13 +121,12 @@ async def test_a_step_that_is_not_awaited_is_on_disk_at_the_end_of_prepare_and_f
     disk.may_continue.set()
     await settle_task
     assert disk.saved == [entry(1)]
-    assert "claim.on_undo('async', ...) was not awaited" in caplog.text
-    with pytest.raises(DriverError, match=r"write `await claim.on_undo\(...\)`"):
+    with pytest.raises(DriverError, match=r"'async', \.\.\.\) was not awaited: write `await claim.on_undo\(...\)`"):
         undo.check()
 
 
-@pytest.mark.parametrize("caller", ["thread", "thread of the driver's own", "loop of the driver's own"])
-async def test_a_thread_s_step_is_on_disk_when_the_call_returns(disk: FakeDisk, caller: str) -> None:
+@pytest.mark.parametrize("loop", ["none", "its own"])
+async def test_a_thread_s_step_is_on_disk_when_the_call_returns(disk: FakeDisk, loop: str) -> None:
     undo, claim = undo_on(disk)
     saved_at_return: list[Any] = []
 
@@ -165,19 +138,8 @@ async def test_a_thread_s_step_is_on_disk_when_the_call_returns(disk: FakeDisk, 
         await claim.on_undo("plain", number=1)
         saved_at_return.extend(disk.saved)
 
-    def run(target: Callable[[], Any]) -> None:
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join(BOUND)
-        assert not thread.is_alive()
-
-    methods: dict[str, Callable[[], Any]] = {
-        "thread": prepare,
-        "thread of the driver's own": lambda: run(prepare),
-        "loop of the driver's own": lambda: run(lambda: asyncio.run(prepare_async())),
-    }
     async with asyncio.timeout(BOUND):
-        await Calls()(methods[caller])
+        await asyncio.to_thread(prepare if loop == "none" else lambda: asyncio.run(prepare_async()))
     assert saved_at_return == [entry(1, "plain")]
     await settle_and_check(undo)
 
@@ -198,16 +160,22 @@ async def test_plain_code_on_the_thread_of_the_loop_never_waits_for_the_loop(dis
 async def test_a_step_that_could_not_be_saved_fails_the_prepare_also_if_the_driver_ignores_the_error(
     disk: FakeDisk,
 ) -> None:
-    for fault, expected in ((RecordsError("full"), RecordsError), (OSError("EIO"), RecordsError)):
-        undo, claim = undo_on(disk)
-        disk.fault = fault
-        with pytest.raises(expected):
-            await claim.on_undo("async", number=1)
-        await undo.settle()
-        with pytest.raises(expected):
-            undo.check()
-        with pytest.raises(expected):
-            await Calls()(undo_on(disk)[1].on_undo, "plain", number=1)
+    problems: list[Any] = []  # that asyncio reports
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    disk.fault = RecordsError("full")
+    undo, claim = undo_on(disk)
+    with pytest.raises(RecordsError, match="full"):
+        await claim.on_undo("async", number=1)
+    with pytest.raises(RecordsError, match="full"):
+        await Calls()(claim.on_undo, "plain", number=2)
+    claim.on_undo("async", number=3)
+    await undo.settle()
+    with pytest.raises(RecordsError, match="full"):
+        undo.check()
+    disk.fault = None  # its traceback refers to the step
+    del undo, claim
+    gc.collect()
+    assert problems == []
 
 
 async def test_a_step_after_the_end_of_prepare_is_refused_also_in_threads(disk: FakeDisk) -> None:
@@ -229,15 +197,10 @@ def test_a_step_for_a_stopped_plugin_is_an_error_and_does_not_hang() -> None:
         claim.on_undo("plain", number=1)
 
 
-async def test_a_cancelled_prepare_leaves_its_step_in_the_record(disk: FakeDisk) -> None:
+async def test_a_cancelled_prepare_leaves_its_step_in_the_record_unless_its_save_is_cancelled(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
     disk.may_continue.clear()
-    calls = Calls()
-
-    async def prepare() -> None:
-        await claim.on_undo("async", number=1)
-
-    task = asyncio.create_task(calls(prepare))
+    task = asyncio.create_task(Calls()(claim.on_undo, "async", number=1))
     while not disk.requests:
         await asyncio.sleep(0)
     task.cancel()
@@ -246,6 +209,12 @@ async def test_a_cancelled_prepare_leaves_its_step_in_the_record(disk: FakeDisk)
     disk.may_continue.set()
     await settle_and_check(undo)
     assert disk.saved == [entry(1)]
+    undo, claim = undo_on(disk)
+    disk.may_continue.clear()
+    claim.on_undo("async", number=1)
+    undo.cancel()
+    with pytest.raises(StoppingError, match="the plugin stopped before it was complete"):
+        await settle_and_check(undo)
 
 
 class Colour(enum.StrEnum):
@@ -261,13 +230,11 @@ class Colour(enum.StrEnum):
         ("plain", {"number": 1, "note": ""}, "Steps.undo_plain has no parameter 'note': its parameters are number$"),
         ("any", {"claim": 1}, "multiple values for argument 'claim'"),
         ("any", {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
-        ("any", {"a": {1, 2}}, "data.a is of type set"),
         ("any", {"a": float("nan")}, "data.a is nan"),
         ("any", {"a": "\ud800"}, "data.a is not valid Unicode"),
         ("any", {"a": {1: 2}}, "data.a has the key 1, which is not text"),
         ("any", {"a": 2**64}, "data.a is an integer of more than 64 bits"),
         ("any", {"a": "x" * MAX_DATA_BYTES}, "data is too large"),
-        ("any", {"a": object()}, "data.a is of type object"),
     ],
 )  # fmt: skip
 async def test_a_step_that_could_not_be_run_or_saved_is_refused_at_once(
@@ -296,12 +263,10 @@ ANY_VALUE = st.recursive(
     | st.text(st.characters(exclude_categories=()))
     | st.binary(max_size=3)
     | st.builds(object),
-    lambda prepare_async: (
-        st.lists(prepare_async, max_size=3)
-        | st.tuples(prepare_async, prepare_async)
-        | st.dictionaries(
-            st.text(st.characters(exclude_categories=()), max_size=3) | st.integers(), prepare_async, max_size=3
-        )
+    lambda values: (
+        st.lists(values, max_size=3)
+        | st.tuples(values, values)
+        | st.dictionaries(st.text(st.characters(exclude_categories=()), max_size=3) | st.integers(), values, max_size=3)
     ),
     max_leaves=8,
 )
@@ -355,9 +320,6 @@ async def test_steps_that_only_the_shutdown_prevents_are_no_failure_of_the_drive
             {"step": "plain", "data": {"nummer": 1}},
             "an older version .* has no parameter 'nummer', did you mean 'number'",
         ),
-        ({"step": 5}, "cannot be read"),
-        ("junk", "cannot be read"),
-        ({"step": "any", "data": [1]}, "cannot be read"),
     ],
 )
 async def test_a_step_of_an_older_version_without_a_method_is_reported_and_the_other_steps_are_run(
@@ -373,70 +335,6 @@ def test_a_claim_without_its_plugin_reports_that_it_has_no_record() -> None:
     claim = Claim(namespace="ns", name="n", uid="u", devices=())
     with pytest.raises(DriverError, match="created directly"):
         claim.on_undo("x")
-
-
-async def test_a_claim_may_have_as_many_steps_as_the_limit(disk: FakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_STEPS", 2)
-    undo, claim = undo_on(disk)
-    for number in (1, 2):
-        await claim.on_undo("async", number=number)
-    with pytest.raises(DriverError, match="is more than the 2 steps that a claim may have"):
-        claim.on_undo("async", number=3)
-    await settle_and_check(undo)
-    assert disk.saved == [entry(1), entry(2)]
-
-
-async def test_a_failed_step_raises_in_its_thread_and_the_wait_for_a_slow_disk_is_bounded(
-    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    undo, claim = undo_on(disk)
-    disk.fault = RecordsError("full")
-    with pytest.raises(RecordsError, match="full"):
-        await asyncio.to_thread(claim.on_undo, "async", number=1)
-    disk.fault = None
-    disk.may_continue.clear()
-    monkeypatch.setattr(module, "_SAVE_WAIT", 0.01)
-    with pytest.raises(RecordsError, match=r"was not written within 0\.01 s: see the node's disk"):
-        await asyncio.to_thread(claim.on_undo, "async", number=2)
-    disk.may_continue.set()
-    await undo.settle()
-    with pytest.raises(RecordsError, match="full"):
-        undo.check()
-
-
-def test_a_step_whose_write_is_cancelled_is_an_error_of_the_stop() -> None:
-    save: concurrent.futures.Future[None] = concurrent.futures.Future()
-    save.cancel()
-    registration = module._Registration("on_undo('async')")
-    registration.saving = save
-    with pytest.raises(StoppingError, match="the plugin stopped before the step was done"):
-        registration.raise_failure()
-
-
-async def test_a_failure_that_is_raised_later_is_not_also_reported_by_asyncio(disk: FakeDisk) -> None:
-    problems: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-    undo, claim = undo_on(disk)
-    disk.fault = RecordsError("full")
-    disk.may_continue.clear()
-    claim.on_undo("async", number=1)
-    settle_task = asyncio.create_task(undo.settle())
-    await asyncio.sleep(0)
-    disk.may_continue.set()
-    await settle_task
-    with pytest.raises(RecordsError):
-        undo.check()
-    disk.fault = None  # its traceback refers to the step
-    del undo, claim, settle_task
-    gc.collect()
-    assert problems == []
-
-
-def test_a_method_with_unknown_parameters_is_accepted() -> None:
-    class UnknownSignatureSteps(Steps):
-        undo_odd = type("Method", (), {"__call__": lambda self, *a, **k: None, "__signature__": "none"})()
-
-    assert module.mismatch(UnknownSignatureSteps(), "undo", "odd", {"x": 1}) == ""
 
 
 def test_a_rollback_calls_the_driver_for_its_unprepare_for_undo_steps_and_for_shared_steps() -> None:

@@ -80,14 +80,13 @@ class ClaimFiles:
         Returns at once while another thread probes: two probes would remove each other's file. If the folder's mount hangs, only one
         thread waits for it.
         """
-        if not self._probing.acquire(blocking=False):
-            return
-        try:
-            with contextlib.suppress(RecordsError), self._translated("written"):
-                self.specs.probe()
-                self.fault = ""
-        finally:
-            self._probing.release()
+        if self._probing.acquire(blocking=False):
+            try:
+                with contextlib.suppress(RecordsError), self._translated("written"):
+                    self.specs.probe()
+                    self.fault = ""
+            finally:
+                self._probing.release()
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata files of a prepared claim, if it has them."""
@@ -135,17 +134,14 @@ class ClaimFiles:
         row = decode_record(note.head, note.data) if note else None
         return row if isinstance(row, Record) else None
 
-    def remove(self, record: Record) -> None:
+    def remove(self, uid: str) -> None:
         """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
 
         Missing files are ignored.
         """
         with self._translated("removed"):
-            self.specs.remove(record.uid)
-            if (
-                record.metadata or not record.complete
-            ):  # a prepare that was killed may have written files before its commit
-                self.metadata.remove(record.uid)
+            self.specs.remove(uid)
+            self.metadata.remove(uid)
 
     def remove_note(self, uid: str) -> None:
         """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it."""
@@ -154,10 +150,8 @@ class ClaimFiles:
 
     def remove_all(self, uid: str) -> None:
         """Removes the spec, the metadata files and the note of a claim without a record."""
-        with self._translated("removed"):
-            self.specs.remove(uid)
-            self.metadata.remove(uid)
-            self.specs.remove_note(uid)
+        self.remove(uid)
+        self.remove_note(uid)
 
     def uids(self) -> set[str]:
         """Returns the UIDs of the claims that have a file of this driver. Raises ``OSError``."""

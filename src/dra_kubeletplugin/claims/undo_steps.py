@@ -70,13 +70,6 @@ class CallOnLoop(Awaitable[T]):
         except (concurrent.futures.CancelledError, concurrent.futures.TimeoutError):
             raise StoppingError(f"{self.call}: the plugin stopped before it was complete") from None
 
-    def missing_await(self) -> str:
-        name, _, rest = self.call.partition("(")
-        return (
-            f"claim.{name}({rest.removesuffix(')')}, ...) was not awaited: write `await claim.{name}(...)`, or the hardware may be "
-            "changed before the step is on disk"
-        )
-
 
 class UndoRecorder(UndoRegistrar):
     """Records the undo steps of one prepare, sets up its shared steps, and starts its processes.
@@ -84,9 +77,9 @@ class UndoRecorder(UndoRegistrar):
     Create it on the thread of ``loop``; steps can be registered from any thread. ``share`` sets up a shared step on the loop; it ends
     when the method of the driver has ended. ``start`` starts a process, and calls its second argument before the program runs.
 
-    ``save`` runs on the loop after each registration, with all steps so far in order, so a step without ``await`` is also recorded.
-    ``save`` must return only when the steps are on disk, and must end within a bounded time. It raises :class:`DraError` if
-    the steps cannot be saved, or if another process owns the record now. Calls of ``save`` may overlap.
+    ``save`` runs on the loop after each registration, with all steps so far in order. It must return only when the steps are on disk,
+    and must end within a bounded time. It raises :class:`DraError` if the steps cannot be saved, or if another process owns the record
+    now. Calls of ``save`` may overlap.
 
     Call :meth:`settle` when prepare has returned or raised. Call :meth:`check` before you use the result of prepare.
     """
@@ -179,7 +172,11 @@ class UndoRecorder(UndoRegistrar):
             call.result()
         for call in self._calls:
             if not call.awaited:
-                raise DriverError(call.missing_await())
+                name, _, rest = call.call.partition("(")
+                raise DriverError(
+                    f"claim.{name}({rest.removesuffix(')')}, ...) was not awaited: write `await claim.{name}(...)`, or the hardware "
+                    "may be changed before the step is on disk"
+                )
 
 
 def has_undo(driver: Driver, record: Record) -> bool:
@@ -196,12 +193,7 @@ async def run_undo(
 ) -> None:
     """Runs ``unprepare``, then every recorded step, newest first. After a failure, the remaining steps still run.
 
-    Args:
-        driver: the driver that reverses the steps.
-        calls: runs the driver's methods.
-        steps: the recorded steps, oldest first.
-        claim: the claim to roll back.
-        end_process: ends a process, from the data of its step.
+    ``steps`` are oldest first. ``end_process`` ends a process, from the data of its step.
 
     Raises :class:`DraError` as :func:`run_all`.
     """
