@@ -29,7 +29,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, State
 from dra_kubeletplugin.claims.store.folder import ClaimFolder
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
-from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.record_stores import damage_file, make_record, remove_records, write_body
 from tests.helpers.waiting import wait_until
@@ -386,47 +386,33 @@ class FirmwareConfig(Config):
     profile: str = "default"
 
 
-class ConfiguredDriver(CardDriver):
-    config = FirmwareConfig
-
-    def prepare(self, claim: Claim) -> Any:
-        for d in claim.devices:
-            assert isinstance(d.config, FirmwareConfig)
-            claim.shared_step("firmware", "card-0", version=d.config.profile)
-        return [d.prepared() for d in claim.devices]
-
-
-@pytest.mark.parametrize("profiles", [("a", "b"), ("a", None), ("a", "a", "b"), ("same", "same")])
 async def test_requests_of_one_claim_whose_parameters_contradict_each_other_are_the_users_error(
-    shared_folder: SharedFolder, profiles: tuple[str | None, ...]
+    shared_folder: SharedFolder,
 ) -> None:
-    class Wrong(ConfiguredDriver):
-        def prepare(self, claim: Claim) -> Any:
-            super().prepare(claim)
-            claim.shared_step("firmware", "card-0", version="other")
+    class ConfiguredDriver(CardDriver):
+        config = FirmwareConfig
 
-    ref = shared_folder.claim("x", *(f"d-{i}" for i in range(len(profiles))))
+        def prepare(self, claim: Claim) -> Any:
+            for d in claim.devices:
+                assert isinstance(d.config, FirmwareConfig)
+                claim.shared_step("firmware", "card-0", version=d.config.profile)
+            return [d.prepared() for d in claim.devices]
+
+    ref = shared_folder.claim("x", "d-0", "d-1", "d-2")
     allocation = shared_folder.api.claims["x"]["status"]["allocation"]["devices"]
-    allocation["config"] = []
-    for i, profile in enumerate(profiles):
-        allocation["results"][i]["request"] = f"r-{i}"
-        if profile:
-            parameters = {"apiVersion": FirmwareConfig.API_VERSION, "kind": FirmwareConfig.KIND, "profile": profile}
-            opaque = {"driver": NAME, "parameters": parameters}
-            allocation["config"].append({"source": "FromClaim", "requests": [f"r-{i}"], "opaque": opaque})
-    async with shared_folder.instance(Wrong) as manager:
+    for i, result in enumerate(allocation["results"]):
+        result["request"] = f"r-{i}"
+    parameters = {"apiVersion": FirmwareConfig.API_VERSION, "kind": FirmwareConfig.KIND, "profile": "b"}
+    opaque = {"driver": NAME, "parameters": parameters}
+    allocation["config"] = [{"source": "FromClaim", "requests": ["r-2"], "opaque": opaque}]
+    async with shared_folder.instance(ConfiguredDriver) as manager:
         response = await manager.prepare(ref)
-        assert isinstance(response, DraError)
-        text = response.event()
-        if "same" in profiles:
-            assert "was called for one claim with different data" in text
-        else:
-            assert text.startswith("INVALID_CONFIG: claim ns/x ") and "shared_step" not in text
-            requests = ", ".join(f"r-{i}" for i in range(len(profiles)))
-            values = f"{{'version': 'a'}}, but {{'version': '{profiles[-1] or 'default'}'}};"
-            assert f"requests {requests} contradict each other on card-0" in text and values in text
-        assert shared_folder.card.versions == {}
-        assert await manager.records() == {}
+        assert isinstance(response, ConfigError), response
+        assert "requests r-0, r-1, r-2 contradict each other on card-0, which has one firmware for all: " in str(
+            response
+        )
+        assert "{'version': 'default'}, but {'version': 'b'};" in str(response)
+        assert (shared_folder.card.versions, await manager.records()) == ({}, {})
 
 
 @pytest.mark.parametrize("driver_class", [CardDriver, AsyncCardDriver])

@@ -19,13 +19,12 @@ import msgspec
 
 from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields
-from ..driver import AllocatedDevice, Driver
+from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.hardware_lock import LOCKS, HardwareLock
 from ..errors import (
     ClaimTakenError,
     ConfigError,
-    DraError,
     DriverError,
     HardwareUnknownError,
     RecordsError,
@@ -88,12 +87,8 @@ class SharedSteps:
         self.boot_id = boot_id
         self.note = note
 
-    async def set_up(
-        self, record: Record, devices: Sequence[AllocatedDevice], step: str, key: str, data: Mapping[str, Any]
-    ) -> None:
+    async def set_up(self, record: Record, step: str, key: str, data: Mapping[str, Any]) -> None:
         """Records that a claim in preparation uses the step, and sets the state up unless another claim uses it.
-
-        ``devices`` are the claim's devices with their parameters, for messages.
 
         Raises :class:`DraError`.
         """
@@ -102,7 +97,12 @@ class SharedSteps:
             own = _find(record, entry)
             if own and own["ready"]:
                 if own["data"] != entry["data"]:
-                    raise _contradiction(record, devices, own, entry)
+                    requests = ", ".join(sorted({str(d.get("request")) for d in record.devices}))
+                    raise ConfigError(
+                        f"claim {record.shown}: requests {requests} contradict each other on {printable(key)}, which has one "
+                        f"{printable(step)} for all: {printable(own['data'])}, but {printable(data)}; write the same value for these "
+                        "requests, or use separate claims"
+                    )
                 return
             to_undo = await self._write(record, entry, lambda rs: self._join(rs, record, entry, own), Mode.SYNC)
             if to_undo is None:
@@ -246,21 +246,6 @@ class SharedSteps:
             lock.release()
             raise
         lock.release()
-
-
-def _contradiction(record: Record, devices: Sequence[AllocatedDevice], own: Entry, entry: Entry) -> DraError:
-    """Returns the error of a claim that needs one step with two values.
-
-    If requests of the claim have different parameters, the claim's author must change them; otherwise the driver is wrong.
-    """
-    step, key = printable(entry["step"]), printable(entry["key"])
-    configs = {d.request: d.config.json() if d.config is not None else None for d in devices}
-    if all(config == next(iter(configs.values())) for config in configs.values()):
-        return DriverError(f"shared_step({step!r}, {key!r}) was called for one claim with different data")
-    return ConfigError(
-        f"claim {record.shown}: requests {', '.join(configs)} contradict each other on {key}, which has one {step} for all: "
-        f"{printable(own['data'])}, but {printable(entry['data'])}; write the same value for these requests, or use separate claims"
-    )
 
 
 def _find(record: Record, entry: Entry) -> Entry | None:
