@@ -18,7 +18,7 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import State
-from dra_kubeletplugin.claims.claim_files import ClaimFiles
+from dra_kubeletplugin.claims.claim_files import ClaimFiles, read_note
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.record import checked_line
 from dra_kubeletplugin.errors import DraError, RecordsError
@@ -325,6 +325,8 @@ def test_a_note_has_the_whole_record_and_a_note_of_another_claim_is_ignored(
     files.specs.note_path("v").write_bytes(files.specs.note_path("u").read_bytes())
     assert files.read_note("v") is None
     assert "it is damaged, or belongs to another claim" in caplog.text
+    cut(files.specs.note_path("u"))
+    assert read_note(files.specs, "u") is None
 
 
 def test_only_files_that_differ_are_restored_and_all_files_are_removed_together(

@@ -11,6 +11,7 @@ import pytest
 from dra_kubeletplugin import (
     AllocatedDevice,
     Claim,
+    ContainerEdits,
     Device,
     DeviceStatus,
     NetworkData,
@@ -179,7 +180,10 @@ def test_a_half_written_file_keeps_its_inode_when_a_claim_of_the_same_name_is_re
 
 def test_alternatives_of_one_request_are_in_one_file(folders: MetadataFolders) -> None:
     """Separate writes would leave only the alternative of the last write."""
-    record = prepared(claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), folders.specs)
+    claim, edits = claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), ContainerEdits(env={"A": "1"})
+    record = prepared(claim, folders.specs, edits=edits)
+    names = [[f"{UID}-gpu-0", f"{UID}_gpu"], [f"{UID}-gpu-1"]]
+    assert [d["cdi"] for d in record.devices] == [[f"k8s.{DRIVER}/claim={name}" for name in of] for of in names]
     folders.files.put(record)
     (host,) = folders.metadata.root.iterdir()
     assert [(d.request, d.name) for d in decode(host.read_bytes(), host).devices] == [

@@ -48,6 +48,9 @@ class Steps(Driver):
     def undo_any(self, claim: PreparedClaim, **data: Any) -> None:
         self.record_step(data)
 
+    def undo_more(self, claim: PreparedClaim, number: int, **data: Any) -> None:
+        self.record_step(data)
+
     def record_step(self, step: Any) -> None:
         if step in self.failing:
             raise OSError(f"{step} broke")
@@ -162,6 +165,9 @@ async def test_a_step_that_could_not_be_saved_fails_the_prepare_also_if_the_driv
 ) -> None:
     problems: list[Any] = []  # that asyncio reports
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    disk.fault = OSError("odd")
+    with pytest.raises(DraError, match="an internal error of the plugin: OSError: odd"):
+        await undo_on(disk)[1].on_undo("async", number=1)
     disk.fault = RecordsError("full")
     undo, claim = undo_on(disk)
     with pytest.raises(RecordsError, match="full"):
@@ -228,6 +234,7 @@ class Colour(enum.StrEnum):
         ("async", {"numbr": 1}, r"Steps.undo_async has no parameter 'numbr', did you mean 'number'\?"),
         ("async", {}, "cannot be called with these parameters: missing a required argument: 'number'"),
         ("plain", {"number": 1, "note": ""}, "Steps.undo_plain has no parameter 'note': its parameters are number$"),
+        ("more", {"a": 1}, "cannot be called with these parameters: missing a required argument: 'number'"),
         ("any", {"claim": 1}, "multiple values for argument 'claim'"),
         ("any", {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
         ("any", {"a": float("nan")}, "data.a is nan"),
