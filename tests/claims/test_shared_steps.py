@@ -173,17 +173,6 @@ async def test_the_first_claim_sets_up_and_the_last_tears_down(
     assert shared_folder.locks == []
 
 
-async def test_both_instances_of_an_update_count_the_same_users(shared_folder: SharedFolder) -> None:
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as old_manager, shared_folder.instance(AsyncCardDriver) as new_manager:
-        await check_success(old_manager.prepare(a))
-        await check_success(new_manager.prepare(b))
-        await check_success(new_manager.unprepare(a))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-        await check_success(old_manager.unprepare(b))
-        assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
-
-
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("driver_class", [CardDriver, AsyncCardDriver])
 async def test_a_claim_waits_for_the_setup_by_another_claim(
@@ -219,16 +208,6 @@ async def test_a_failed_setup_is_torn_down_and_the_next_claim_sets_up_again(shar
         shared_folder.card.fail = set()
         await check_success(manager.prepare(b))
         assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-
-
-async def test_a_failed_prepare_tears_down_only_state_without_another_user(shared_folder: SharedFolder) -> None:
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1", "d-10")
-    async with shared_folder.instance() as manager:
-        await check_success(manager.prepare(a))
-        shared_folder.card.fail = {"prepare"}
-        assert "no part" in await error_of(manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-        assert shared_folder.card.versions == {"card-0": "4.2"}
 
 
 async def test_a_failed_teardown_is_retried_and_holds_only_the_devices_of_its_claim(
@@ -415,33 +394,23 @@ async def test_requests_of_one_claim_whose_parameters_contradict_each_other_are_
         assert (shared_folder.card.versions, await manager.records()) == ({}, {})
 
 
-@pytest.mark.parametrize("driver_class", [CardDriver, AsyncCardDriver])
+@pytest.mark.parametrize("place", ["setup", "prepare"])
 async def test_the_lock_of_the_hardware_is_held_around_setup_and_must_not_be_acquired_again(
-    shared_folder: SharedFolder, driver_class: type[CardDriver]
+    shared_folder: SharedFolder, place: str
 ) -> None:
-    class LockingSetupDriver(CardDriver):
-        def setup_firmware(self, card: str, version: str) -> Any:
-            with self.hardware_lock("another"), self.hardware_lock(card):
+    class LockingDriver(AsyncCardDriver):
+        async def setup_firmware(self, card: str, version: str) -> Any:
+            async with self.hardware_lock("another"), self.hardware_lock(card):
                 pass
 
-    class LockingPrepareDriver(driver_class):  # type: ignore[misc, valid-type]
-        def prepare(self, claim: Claim) -> Any:
-            with self.hardware_lock("card-0"):
-                claim.shared_step("firmware", "card-0", version="1")
-
-    class AsyncLockingPrepareDriver(LockingPrepareDriver):
         async def prepare(self, claim: Claim) -> Any:
-            async with self.hardware_lock("card-0"):
+            async with self.hardware_lock("card-0" if place == "prepare" else "a third"):
                 await claim.shared_step("firmware", "card-0", version="1")
 
-    for locking_driver in (
-        LockingSetupDriver,
-        AsyncLockingPrepareDriver if driver_class is AsyncCardDriver else LockingPrepareDriver,
-    ):
-        async with shared_folder.instance(locking_driver) as manager:
-            text = await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
-            assert "hardware_lock('card-0'): this call already holds the lock" in text
-            assert await manager.records() == {}
+    async with shared_folder.instance(LockingDriver) as manager:
+        text = await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
+        assert "hardware_lock('card-0'): this call already holds the lock" in text
+        assert await manager.records() == {}
 
 
 async def test_shared_steps_of_a_claim_are_torn_down_newest_first_at_each_attempt(shared_folder: SharedFolder) -> None:

@@ -7,10 +7,10 @@ written before the spec and removed after the spec, so no container mounts a mis
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..base.files import named
 from ..base.json_types import JSON
 from ..base.rewrite import rewrite
 from ..cdi.directory import content_of, is_uid, name_of, naming_path_in_errors, remove_file, write_new
@@ -109,12 +109,19 @@ class MetadataFiles:
 
     def remove(self, uid: str) -> None:
         """Removes all files of a claim: their names begin with its UID. Raises ``OSError``."""
-        for path in named(self.root, f"{name_of(uid)}_"):
-            remove_file(str(path))
+        for name in self._names():
+            if name.startswith(f"{name_of(uid)}_"):
+                remove_file(f"{self._prefix}{name}")
 
     def uids(self) -> set[str]:
         """Returns the UIDs of the claims that have files. Raises ``OSError``."""
-        return {uid for path in named(self.root, "") if is_uid(uid := path.name.partition("_")[0])}
+        return {uid for name in self._names() if is_uid(uid := name.partition("_")[0])}
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.root)  # noqa: PTH208 - names
+        except FileNotFoundError:
+            return []
 
     def _path(self, uid: str, request: str) -> str:
         return f"{self._prefix}{name_of(uid)}_{request}.json"

@@ -139,9 +139,8 @@ class UndoRecorder(UndoRegistrar):
             except Exception as e:
                 raise as_dra_error(e) from e
 
-        with (
-            self._lock
-        ):  # the loop starts the calls in the order in which they are created, so the steps keep their order
+        # The loop starts the calls in the order in which they are created, so the steps keep their order.
+        with self._lock:
             if self._closed:
                 raise DriverError(f"{call} came after prepare had ended: register a step before you take it")
             pending = CallOnLoop(call, run(), self._loop)
