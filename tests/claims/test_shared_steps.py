@@ -79,20 +79,15 @@ class CardDriver(Driver):
 
     def __init__(self, card: Card) -> None:
         self.card = card
-        self.in_use: list[RecoveredClaim] = []
 
     def prepare(self, claim: Claim) -> Any:
         for d in claim.devices:
             claim.shared_step("firmware", card_of(d.name), version=self.version)
             assert self.card.versions[card_of(d.name)] == self.version
             claim.on_undo("part", device=d.name)
-            if "prepare" in self.card.fail:
-                raise RetryableError("no part")
         return [d.prepared() for d in claim.devices]
 
     def undo_part(self, claim: PreparedClaim, device: str) -> None:
-        if "part" in self.card.fail:
-            raise OSError("the part is busy")
         if claim.same_boot:
             assert card_of(device) in self.card.versions
 
@@ -103,7 +98,7 @@ class CardDriver(Driver):
         self.card.teardown(card, version)
 
     def recover(self) -> list[RecoveredClaim]:
-        return self.in_use
+        return []
 
 
 class AsyncCardDriver(CardDriver):
@@ -111,8 +106,6 @@ class AsyncCardDriver(CardDriver):
         for d in claim.devices:
             await claim.shared_step("firmware", card_of(d.name), version=self.version)
             await claim.on_undo("part", device=d.name)
-            if "prepare" in self.card.fail:
-                raise RetryableError("no part")
         return [d.prepared() for d in claim.devices]
 
     async def setup_firmware(self, card: str, version: str) -> None:

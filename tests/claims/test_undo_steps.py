@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import gc
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,8 +22,8 @@ BOUND = 60.0
 CLAIM = PreparedClaim(namespace="ns", name="n", uid="u", devices=())
 
 
-async def no_process(*_: object) -> None:
-    raise AssertionError("no step of these tests is a process")
+async def no_call(*_: object) -> None:
+    raise AssertionError("these tests have neither shared steps nor processes")
 
 
 class Steps(Driver):
@@ -74,12 +73,6 @@ class FakeDisk:
             raise self.fault
         self.saved = max(self.saved, steps, key=len)
 
-    async def share(self, step: str, key: str, data: Mapping[str, Any]) -> None:
-        self.requests.append((step, key, data))
-        await self.may_continue.wait()
-        if self.fault:
-            raise self.fault
-
 
 @pytest.fixture
 async def disk() -> FakeDisk:
@@ -91,7 +84,7 @@ def claim_of(undo: UndoRecorder) -> Claim:
 
 
 def undo_on(disk: FakeDisk) -> tuple[UndoRecorder, Claim]:
-    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save, disk.share, no_process)
+    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save, no_call, no_call)
     return undo, claim_of(undo)
 
 
@@ -299,14 +292,14 @@ def test_a_value_that_contains_itself_is_refused() -> None:
 async def test_all_steps_are_undone_newest_first_and_all_failures_are_raised_at_the_end() -> None:
     driver = Steps()
     steps = [entry(1), entry(2, "plain"), entry(3)]
-    await run_undo(driver, Calls(), steps, CLAIM, no_process)
+    await run_undo(driver, Calls(), steps, CLAIM, no_call)
     assert driver.undone_steps == ["unprepare", 3, 2, 1]
     driver = Steps()
     driver.failing = {"unprepare", 2}
     with pytest.raises(
         DriverFailedError, match=r"^unprepare failed: .*unprepare broke.*; undo step plain failed: .*2 broke"
     ):
-        await run_undo(driver, Calls(), steps, CLAIM, no_process)
+        await run_undo(driver, Calls(), steps, CLAIM, no_call)
     assert driver.undone_steps == [3, 1]
 
 
@@ -316,7 +309,7 @@ async def test_steps_that_only_the_shutdown_prevents_are_no_failure_of_the_drive
             raise StoppingError("the plugin is shutting down")
 
     with pytest.raises(StoppingError):  # a rollback writes no event for this error
-        await run_undo(StoppingSteps(), Calls(), [entry(1)], CLAIM, no_process)
+        await run_undo(StoppingSteps(), Calls(), [entry(1)], CLAIM, no_call)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +327,7 @@ async def test_a_step_of_an_older_version_without_a_method_is_reported_and_the_o
 ) -> None:
     driver = Steps()
     with pytest.raises(DraError, match=message):
-        await run_undo(driver, Calls(), [entry(1), step], CLAIM, no_process)
+        await run_undo(driver, Calls(), [entry(1), step], CLAIM, no_call)
     assert driver.undone_steps == ["unprepare", 1]
 
 

@@ -182,13 +182,11 @@ class SharedSteps:
         """Raises :class:`HardwareUnknownError` if the driver may still report claims that use the state."""
         users = _Users()
         for row in records.read_all():
-            used = _find(row, entry) if isinstance(row, Record) else None
-            if row.uid == uid:
+            if row.uid == uid or (isinstance(row, Record) and row.superseded):
                 continue
+            used = _find(row, entry) if isinstance(row, Record) else None
             if not isinstance(row, Record):
                 users.unknown = True
-            elif row.superseded:
-                continue
             elif row.boot_id != self.boot_id:
                 users.stale += [used] if used else []
             elif row.partial:
