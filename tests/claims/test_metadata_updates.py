@@ -9,16 +9,12 @@ import errno
 import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, NetworkData, PreparedDevice, metadata
-from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.metadata_updates import MetadataUpdates
 from dra_kubeletplugin.driver import MetadataUpdate
@@ -31,7 +27,7 @@ from dra_kubeletplugin.errors import (
     StillWorkingError,
     StoppingError,
 )
-from dra_kubeletplugin.metadata.document import Document, decode, decode_whole, encode
+from dra_kubeletplugin.metadata.document import Document, decode, decode_whole
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
 from tests.helpers.waiting import wait_until
@@ -284,51 +280,6 @@ async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have
     async with running_manager(tmp_path, Net(), api) as r:
         with pytest.raises(MetadataUpdateError, match="prepared by a version of the driver that wrote none"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
-
-
-def record_state_after(real: Any, file: Path, states: list[bytes]) -> Any:
-    def call(*args: Any) -> Any:
-        result = real(*args)
-        states.append(file.read_bytes())
-        return result
-
-    return call
-
-
-TEXTS = st.dictionaries(
-    st.sampled_from(["a", "b", "c"]), st.none() | st.text("xyz", max_size=60), min_size=1, max_size=3
-)
-
-
-@given(st.lists(TEXTS, max_size=8))
-@settings(max_examples=25, deadline=None)
-def test_any_sequence_of_updates_is_in_the_file_after_each_update(updates: list[dict[str, str | None]]) -> None:
-    """A reader between any two writes also reads a complete file."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "f"
-
-        def content(generation: int, facts: dict[str, str]) -> bytes:
-            wire = {n: {"string": v} for n, v in facts.items()}
-            device = {"driver": "d", "pool": "p", "name": "n", "attributes": wire}
-            return encode(metadata.ClaimRef("c", "ns", "u"), generation, {"r": [device]})
-
-        facts: dict[str, str] = {}
-        file.write_bytes(content(1, facts))
-        inode = file.stat().st_ino
-        for generation, update in enumerate(updates, 2):
-            old_facts = facts
-            facts = {n: v for n, v in {**facts, **update}.items() if v is not None}
-            states: list[bytes] = []
-            with pytest.MonkeyPatch.context() as patch:
-                for name in ("pwrite", "ftruncate"):
-                    patch.setattr(os, name, record_state_after(getattr(os, name), file, states))
-                rewrite.rewrite(str(file), content(generation, facts))
-            for state in states:
-                document = decode_whole(state, file)
-                assert document is not None
-                assert dict(document.devices[0].attributes) in (old_facts, facts)
-            assert file.read_bytes() == content(generation, facts)
-            assert file.stat().st_ino == inode
 
 
 # --- updates that do not complete normally -----------------------------------------------------------------

@@ -5,7 +5,6 @@ id.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -82,26 +81,15 @@ async def test_unprepare_undoes_the_steps_of_a_successful_prepare_also_in_anothe
         assert cls.undone_steps == ["3", "2", "1"]
 
 
-class LineRecorder(logging.Handler):
-    """Records all log lines of the plugin as text."""
+async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Separated(TextFormatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return super().format(record) + "\n"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
+    caplog.handler.setFormatter(Separated())
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(TextFormatter().format(record))
-
-
-@pytest.fixture
-def log_lines() -> Iterator[list[str]]:
-    handler = LineRecorder()
-    logging.getLogger("dra_kubeletplugin").addHandler(handler)
-    yield handler.lines
-    logging.getLogger("dra_kubeletplugin").removeHandler(handler)
-
-
-async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in_the_log(log_lines: list[str]) -> None:
     class DeepToy(Toy):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return await super().prepare(claim)
@@ -116,10 +104,10 @@ async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in
             errors.add((await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error)
     (event,) = errors
     assert "raised ZeroDivisionError: by <object object> (claims/test_undo_steps_processes.py:" in event
-    operation = next(line for line in log_lines if event in line).partition("[")[2].partition("]")[0]
+    lines = [line for line in caplog.text.split("\n\n") if line]
+    operation = next(line for line in lines if event in line).partition("[")[2].partition("]")[0]
     assert len(operation) == 8
-    traceback = next(line for line in log_lines if "Traceback" in line and "ZeroDivisionError: by " in line)
-    assert f"[{operation}]" in traceback
+    assert any(f"[{operation}]" in line and "Traceback" in line and "ZeroDivisionError: by " in line for line in lines)
 
 
 async def test_device_nodes_are_searched_below_dev_root(tmp_path: Any) -> None:
