@@ -327,20 +327,3 @@ def test_a_note_has_the_whole_record_and_a_note_of_another_claim_is_ignored(
     assert "it is damaged, or belongs to another claim" in caplog.text
     cut(files.specs.note_path("u"))
     assert read_note(files.specs, "u") is None
-
-
-def test_only_files_that_differ_are_restored_and_all_files_are_removed_together(
-    tmp_path: Path, files: ClaimFiles
-) -> None:
-    record = make_record_with_file(tmp_path, "u", "d-0")
-    assert files.are_intact(record)
-    assert files.restore(record) is False
-    for removed_file in (files.specs.path("u"), files.specs.note_path("u")):
-        removed_file.unlink()
-        assert not files.are_intact(record)
-        assert files.restore(record) is True
-        assert files.are_intact(record)
-    files.remove("u")
-    assert [p.name for p in files.specs.root.iterdir()] == [files.specs.note_path("u").name]
-    files.remove_all("u")
-    assert list(files.specs.root.iterdir()) == []

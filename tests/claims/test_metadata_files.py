@@ -111,22 +111,20 @@ def test_removed_cut_or_changed_files_are_restored_and_then_all_are_removed(fold
     record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
     folders.files.put(record)
     folders.files.note(record)
-    original_contents = folders.all()
-    contents = {p: Path(p).read_bytes() for p in original_contents}
+    contents = {p: Path(p).read_bytes() for p in folders.all()}
     assert not folders.files.restore(record)
-    for path in original_contents:
-        Path(path).unlink()
-        assert folders.files.restore(record), path
-        assert folders.all() == original_contents
-    for path, content in contents.items():
-        Path(path).write_bytes(content[:-5])
-        assert folders.files.restore(record), path
+    for name, content in contents.items():
+        Path(name).unlink()
+        assert folders.files.restore(record), name
+        assert folders.all() == list(contents)
+        Path(name).write_bytes(content[:-5])
+        assert folders.files.restore(record), name
     assert {p: Path(p).read_bytes() for p in contents} == contents
-    for path in (
-        original_contents[0],
-        original_contents[1],
-    ):  # a power failure may keep only the metadata, on another file system
-        Path(path).unlink()
+    folders.files.remove(UID)
+    assert folders.all() == [str(folders.specs.note_path(UID))]
+    folders.files.restore(record)
+    for path in folders.specs.path(UID), folders.specs.note_path(UID):
+        path.unlink()  # a power failure may keep only the metadata, on another file system
     assert folders.files.uids() == {UID}
     for _ in range(2):
         folders.files.remove_all(UID)

@@ -62,13 +62,7 @@ class _Users(msgspec.Struct):
 class SharedSteps:
     """The shared steps of one driver on one node, in one process.
 
-    Args:
-        driver: the driver that sets up and tears down.
-        calls: runs the driver's methods.
-        settings: the options of this process.
-        store: the records.
-        boot_id: the id of this boot. State that was set up in an earlier boot is never relied on.
-        note: writes the note of a record; called in the record thread.
+    State that was set up in another boot than ``boot_id`` is never relied on. ``note`` writes the note of a record in the record thread.
     """
 
     def __init__(

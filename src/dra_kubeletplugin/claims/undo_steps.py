@@ -27,11 +27,9 @@ from .processes import STEP as PROCESS
 from .record import Record
 
 T = TypeVar("T")
-Step = Mapping[str, Any]  # as it is recorded: {"step": name, "data": {...}}
 Save = Callable[[list[dict[str, Any]]], Awaitable[None]]
 Share = Callable[[str, str, Mapping[str, Any]], Awaitable[None]]  # step, key, data
 StartProcess = Callable[[ProcessSpec, Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
-Jobs = Sequence[tuple[str, Callable[[], Awaitable[object]]]]  # name in messages, work
 
 
 class CallOnLoop(Awaitable[T]):
@@ -186,7 +184,7 @@ def has_undo(driver: Driver, record: Record) -> bool:
 async def run_undo(
     driver: Driver,
     calls: Calls,
-    steps: Sequence[Step],
+    steps: Sequence[Mapping[str, Any]],
     claim: PreparedClaim,
     end_process: Callable[[Mapping[str, Any]], Awaitable[None]],
 ) -> None:
@@ -197,7 +195,7 @@ async def run_undo(
     Raises :class:`DraError` as :func:`run_all`.
     """
 
-    async def undo(step: Step) -> None:
+    async def undo(step: Mapping[str, Any]) -> None:
         name, data = step["step"], step["data"]
         if name == PROCESS:
             await end_process(data)
@@ -213,8 +211,8 @@ async def run_undo(
         await run_all([("unprepare", functools.partial(calls, driver.unprepare, claim)), *jobs])
 
 
-async def run_all(jobs: Jobs) -> None:
-    """Runs all jobs, one after the other, also after a failure.
+async def run_all(jobs: Sequence[tuple[str, Callable[[], Awaitable[object]]]]) -> None:
+    """Runs all jobs, each with its name in messages, one after the other, also after a failure.
 
     Raises :class:`DraError` at the end: the only failure, or one error with the text of all failures.
     """
