@@ -1,6 +1,4 @@
-"""Undo steps, exceptions and slow calls of a driver in a real plugin, and error messages that refer to the log by one
-id.
-"""
+"""Undo steps in a real plugin, and error messages that refer to the log by one id."""
 
 from __future__ import annotations
 
