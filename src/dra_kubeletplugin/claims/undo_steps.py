@@ -134,6 +134,8 @@ class UndoRecorder(UndoRegistrar):
         async def run() -> None:
             try:
                 await work()
+            except DraError:
+                raise
             except Exception as e:
                 raise as_dra_error(e) from e
 
