@@ -98,8 +98,9 @@ async def test_files_that_are_repaired_while_another_instance_unprepares_the_cla
         assert list(old_manager.settings.cdi_root.iterdir()) == []
 
 
-async def test_an_unprepare_of_an_unknown_claim_keeps_the_files_that_another_instance_prepares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_orphan", [False, True])
+async def test_files_of_a_claim_without_a_record_are_kept_while_another_instance_prepares_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_orphan: bool
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
@@ -107,25 +108,13 @@ async def test_an_unprepare_of_an_unknown_claim_keeps_the_files_that_another_ins
         running_manager(tmp_path, RecordingDriver(), api) as old_manager,
         running_manager(tmp_path, RecordingDriver(), api) as new_manager,
     ):
+        if is_orphan:
+            make_record_with_file(tmp_path, "a", "d-0")
         done = run_before_method(monkeypatch, old_manager.claims.files, "remove_all", lambda: new_manager.prepare(ref))
-        assert await old_manager.unprepare(ref) == ()
-        await done.wait()
-        assert await new_manager.records() == {"a": "Prepared"}
-        assert new_manager.claims.files.specs.exists("a")
-
-
-async def test_apparent_orphan_files_are_kept_while_another_instance_prepares_their_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = FakeApiServer()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with (
-        running_manager(tmp_path, RecordingDriver(), api) as old_manager,
-        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
-    ):
-        make_record_with_file(tmp_path, "a", "d-0")
-        done = run_before_method(monkeypatch, old_manager.claims.files, "remove_all", lambda: new_manager.prepare(ref))
-        await old_manager.claims.engine.rollback.remove_orphan("a")
+        if is_orphan:
+            await old_manager.claims.engine.rollback.remove_orphan("a")
+        else:
+            assert await old_manager.unprepare(ref) == ()
         await done.wait()
         assert await new_manager.records() == {"a": "Prepared"}
         assert new_manager.claims.files.specs.exists("a")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +11,18 @@ import pytest
 from dra_kubeletplugin import (
     AllocatedDevice,
     Claim,
+    ContainerEdits,
     Device,
     DeviceStatus,
     NetworkData,
-    PreparedDevice,
     Version,
     metadata,
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of
-from dra_kubeletplugin.claims.metadata_files import MetadataFiles, updated
+from dra_kubeletplugin.claims.claim_files import ClaimFiles
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles
+from dra_kubeletplugin.claims.metadata_updates import updated
 from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import allocated_json
 from dra_kubeletplugin.driver import MetadataUpdate
@@ -88,6 +86,7 @@ def test_each_request_has_a_file_and_a_cdi_device_whose_id_is_returned_with_its_
     spec = json.loads(path.read_text())
     validate_spec(spec)
     host = folders.plugin / f"dra-device-metadata/{UID}_gpu.json"
+    assert host.stat().st_mode & 0o777 == 0o644
     assert [d["name"] for d in spec["devices"]] == [f"{UID}_gpu", f"{UID}_nic"]
     assert spec["devices"][0]["containerEdits"] == {
         "mounts": [
@@ -112,28 +111,24 @@ def test_removed_cut_or_changed_files_are_restored_and_then_all_are_removed(fold
     record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
     folders.files.put(record)
     folders.files.note(record)
-    original_contents = folders.all()
-    contents = {p: Path(p).read_bytes() for p in original_contents}
+    contents = {p: Path(p).read_bytes() for p in folders.all()}
     assert not folders.files.restore(record)
-    for path in original_contents:
-        Path(path).unlink()
-        assert folders.files.restore(record), path
-        assert folders.all() == original_contents
-    for path, content in contents.items():
-        Path(path).write_bytes(content[:-5])
-        assert folders.files.restore(record), path
+    for name, content in contents.items():
+        Path(name).unlink()
+        assert folders.files.restore(record), name
+        assert folders.all() == list(contents)
+        Path(name).write_bytes(content[:-5])
+        assert folders.files.restore(record), name
     assert {p: Path(p).read_bytes() for p in contents} == contents
-    assert list(folders.files.uids()) == [UID]
-    folders.files.remove_all(UID)
-    assert folders.all() == []
-    folders.files.remove_all(UID)
-
-
-def test_a_record_that_is_restored_from_its_note_has_its_metadata(folders: MetadataFolders) -> None:
-    record = prepared(claim_of(device()), folders.specs)
-    folders.specs.write_note(UID, note_of(record))
-    restored = folders.files.read_note(UID)
-    assert restored and restored.metadata == record.metadata
+    folders.files.remove(UID)
+    assert folders.all() == [str(folders.specs.note_path(UID))]
+    folders.files.restore(record)
+    for path in folders.specs.path(UID), folders.specs.note_path(UID):
+        path.unlink()  # a power failure may keep only the metadata, on another file system
+    assert folders.files.uids() == {UID}
+    for _ in range(2):
+        folders.files.remove_all(UID)
+        assert folders.all() == []
 
 
 def test_the_removal_of_an_older_claim_of_the_same_name_keeps_the_files_of_the_later_claim(
@@ -142,36 +137,9 @@ def test_the_removal_of_an_older_claim_of_the_same_name_keeps_the_files_of_the_l
     old_record, new_record = (prepared(claim_of(device(), uid=uid), folders.specs) for uid in (UID, OTHER))
     folders.files.put(old_record)
     folders.files.put(new_record)
-    folders.files.remove(old_record)
+    folders.files.remove(old_record.uid)
     assert folders.metadata.are_intact(new_record)
-    folders.files.remove(new_record)
-    assert folders.all() == []
-
-
-def test_files_whose_spec_was_lost_are_found_and_removed(folders: MetadataFolders) -> None:
-    """A power failure may keep one and lose the other: they are on different file systems."""
-    folders.metadata.put(prepared(claim_of(device(), device("nic", "eth-0")), folders.specs))
-    assert list(folders.files.uids()) == [UID]
-    folders.files.remove_all(UID)
-    assert folders.all() == []
-
-
-def test_a_recovered_record_without_requests_removes_all_files_of_its_claim(folders: MetadataFolders) -> None:
-    record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
-    folders.files.put(record)
-    devices = [{"pool": d["pool"], "device": d["device"]} for d in record.devices]
-    folders.files.remove(Record(UID, "ns", "c", State.UNPREPARING, "boot", devices=devices, recovered=True))
-    assert folders.all() == []
-
-
-def test_a_prepare_that_was_killed_before_its_commit_leaves_no_file_after_its_rollback(
-    folders: MetadataFolders,
-) -> None:
-    """The record has no metadata yet, but contains the requests."""
-    record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
-    folders.files.put(record)
-    devices = [allocated_json(d) for d in (device(), device("nic", "eth-0"))]
-    folders.files.remove(Record(UID, "ns", "c", State.PREPARING, "boot", devices=devices))
+    folders.files.remove(new_record.uid)
     assert folders.all() == []
 
 
@@ -183,16 +151,9 @@ def test_a_link_in_place_of_a_file_is_not_followed(folders: MetadataFolders, tmp
     record = prepared(claim_of(device()), folders.specs)
     with pytest.raises(RecordsError, match="cannot be written"):
         folders.files.put(record)
-    folders.files.remove(record)
+    folders.files.remove(UID)
     assert target.read_text() == "kept"
     assert folders.all() == []
-
-
-class Killed(BaseException):
-    pass
-
-
-CALLS = ("open", "write", "rename", "unlink", "mkdir", "rmdir", "symlink", "close", "fchmod")
 
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
@@ -208,76 +169,19 @@ def test_a_half_written_file_keeps_its_inode_when_a_claim_of_the_same_name_is_re
     inode, content = file.stat().st_ino, file.read_bytes()
     with file.open("r+b") as f:  # as a kill during the write leaves it
         f.write(b"x" * cut)
-    folders.metadata.remove(records[0])
+    folders.metadata.remove(uids[0])
     folders.metadata.put(records[1])
     assert (file.stat().st_ino, file.read_bytes()) == (inode, content)
-    folders.metadata.remove(records[1])
+    folders.metadata.remove(uids[1])
     assert not list(folders.metadata.root.iterdir())
-
-
-def fail_call(monkeypatch: pytest.MonkeyPatch, number: int, fault: type[BaseException]) -> list[int]:
-    """Makes the ``number``-th call that touches the disk end the process or fail. Returns a list with the number after
-    that call.
-    """
-    counter = itertools.count()
-    calls_failed: list[int] = []
-
-    def wrap(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if next(counter) == number:
-                calls_failed.append(number)
-                raise fault(5, "Input/output error") if fault is OSError else fault
-            return real(*args, **kwargs)
-
-        return call
-
-    for name in CALLS:
-        monkeypatch.setattr(os, name, wrap(getattr(os, name)))
-    return calls_failed
-
-
-@pytest.mark.parametrize("fault", [Killed, OSError])
-@pytest.mark.parametrize("operation", ["put", "remove"])
-def test_a_failure_between_any_two_file_operations_leaves_no_file_and_no_gap(
-    folders: MetadataFolders, operation: str, fault: type[BaseException]
-) -> None:
-    record = prepared(claim_of(device(), device("nic", "eth-0")), folders.specs)
-    for number in range(60):
-        if operation == "remove":
-            folders.files.put(record)
-        with pytest.MonkeyPatch.context() as patch:
-            calls_failed = fail_call(patch, number, fault)
-            with contextlib.suppress(Killed, RecordsError, OSError):
-                folders.files.put(record) if operation == "put" else folders.files.remove(record)
-        # The next process either prepares again or rolls back. It removes the temporary file by the token of the dead
-        # writer.
-        new_specs = ClaimSpecs(folders.cdi, DRIVER, "later")
-        files = ClaimFiles(new_specs, MetadataFiles(folders.plugin, DRIVER))
-        if number % 2:
-            files.put(record)
-            assert files.metadata.are_intact(record), number
-        files.remove_all(UID)
-        new_specs.clean(lambda token: False)
-        assert folders.all() == [], number
-        if not calls_failed:
-            assert number >= 3, "a file for each of two requests, and the spec"
-            return
-    raise AssertionError("more calls than thought")
-
-
-def test_more_attributes_than_a_file_may_have_are_a_driver_error(folders: MetadataFolders) -> None:
-    claim = claim_of(device(**{f"a{i}": i for i in range(20)}))
-    with pytest.raises(BadAnswerError, match="metadata of device gpu-0: 41 attributes are more than 32"):
-        prepared(claim, folders.specs, metadata={f"b{i}": i for i in range(20)})
-    with pytest.raises(BadAnswerError, match=r"metadata of device gpu-0: .*does not fit into 64 bits"):
-        prepared(claim_of(device()), folders.specs, metadata={"x": 2**64})
-    with pytest.raises(BadAnswerError, match=r"metadata of device gpu-0: attributes\['x'\] is None"):
-        prepared(claim_of(device()), folders.specs, metadata={"x": None})
 
 
 def test_alternatives_of_one_request_are_in_one_file(folders: MetadataFolders) -> None:
     """Separate writes would leave only the alternative of the last write."""
-    record = prepared(claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), folders.specs)
+    claim, edits = claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), ContainerEdits(env={"A": "1"})
+    record = prepared(claim, folders.specs, edits=edits)
+    names = [[f"{UID}-gpu-0", f"{UID}_gpu"], [f"{UID}-gpu-1"]]
+    assert [d["cdi"] for d in record.devices] == [[f"k8s.{DRIVER}/claim={name}" for name in of] for of in names]
     folders.files.put(record)
     (host,) = folders.metadata.root.iterdir()
     assert [(d.request, d.name) for d in decode(host.read_bytes(), host).devices] == [
@@ -287,50 +191,21 @@ def test_alternatives_of_one_request_are_in_one_file(folders: MetadataFolders) -
     assert len(list(folders.cdi.iterdir())) == 1
 
 
-def test_a_missing_cdi_folder_is_created(folders: MetadataFolders) -> None:
-    folders.cdi.rmdir()
-    folders.files.put(prepared(claim_of(device()), folders.specs))
-    assert [p.name for p in folders.cdi.iterdir()] == [folders.specs.path(UID).name]
-
-
-def test_metadata_of_a_driver_that_is_no_mapping_is_refused(folders: MetadataFolders) -> None:
-
-    claim = claim_of(device())
-    prepared_device = PreparedDevice(request="gpu/large", pool="node", name="gpu-0", metadata=[1])  # type: ignore[arg-type]
-    record = Record(UID, "ns", "c", State.PREPARING, "boot", devices=[allocated_json(claim.devices[0])])
-    with pytest.raises(BadAnswerError, match="metadata of type list"):
-        complete(record, claim, [prepared_device], folders.specs, Host())
-
-
-def test_files_are_readable_for_all_users_and_a_folder_in_their_place_is_replaced(folders: MetadataFolders) -> None:
-    record = prepared(claim_of(device()), folders.specs)
-    path = folders.plugin / f"dra-device-metadata/{UID}_gpu.json"
-    for kind in ("no folder", "nothing", "fifo"):
-        if kind == "nothing":
-            path.unlink()
-        elif kind != "no folder":
-            path.unlink()
-            os.mkfifo(path)
-            assert folders.metadata.are_intact(record) is False
-        folders.metadata.put(record)
-        assert path.is_file()
-        assert path.stat().st_mode & 0o777 == 0o644
-        assert folders.metadata.are_intact(record) is True
-
-
-@pytest.mark.parametrize("count", [31, 32])
-def test_a_file_may_have_32_attributes(folders: MetadataFolders, count: int) -> None:
+def test_a_file_may_have_32_attributes_of_allowed_values(folders: MetadataFolders) -> None:
     """The device itself has one attribute."""
-    attributes = {f"a{i}": i for i in range(count)}
-    if count == 31:
-        record = prepared(claim_of(device()), folders.specs, metadata=attributes)
-        assert record.metadata
-        (entry,) = record.metadata["requests"]["gpu/large"]
-        assert len(entry["attributes"]) == 32
-        update = MetadataUpdate(uid=UID, request="gpu", attributes={"model": {"string": "B"}})
-        assert len(updated(record, update)["requests"]["gpu/large"][0]["attributes"]) == 32
-        with pytest.raises(DriverError, match="33 attributes are more than 32"):
-            updated(record, MetadataUpdate(uid=UID, request="gpu", attributes={"one-more": {"int": 1}}))
-    else:
-        with pytest.raises(BadAnswerError, match="33 attributes are more than 32"):
-            prepared(claim_of(device()), folders.specs, metadata=attributes)
+    attributes: dict[str, Any] = {f"a{i}": i for i in range(31)}
+    record = prepared(claim_of(device()), folders.specs, metadata=attributes)
+    assert record.metadata
+    (entry,) = record.metadata["requests"]["gpu/large"]
+    assert len(entry["attributes"]) == 32
+    update = MetadataUpdate(uid=UID, request="gpu", attributes={"model": {"string": "B"}})
+    assert len(updated(record, update)["requests"]["gpu/large"][0]["attributes"]) == 32
+    with pytest.raises(DriverError, match="33 attributes are more than 32"):
+        updated(record, MetadataUpdate(uid=UID, request="gpu", attributes={"one-more": {"int": 1}}))
+    for added, message in (
+        (attributes | {"a31": 31}, "33 attributes are more than 32"),
+        ({"x": 2**64}, ".*does not fit into 64 bits"),
+        ({"x": None}, r"attributes\['x'\] is None"),
+    ):
+        with pytest.raises(BadAnswerError, match=f"metadata of device gpu-0: {message}"):
+            prepared(claim_of(device()), folders.specs, metadata=added)

@@ -9,17 +9,17 @@ import errno
 import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, NetworkData, PreparedDevice, metadata
-from dra_kubeletplugin.base import rewrite
+from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims.metadata_updates import MetadataUpdates
+from dra_kubeletplugin.driver import MetadataUpdate
 from dra_kubeletplugin.errors import (
+    ClaimBusyError,
     DraError,
     DriverError,
     MetadataUpdateError,
@@ -27,7 +27,7 @@ from dra_kubeletplugin.errors import (
     StillWorkingError,
     StoppingError,
 )
-from dra_kubeletplugin.metadata.document import Document, decode, decode_whole, encode
+from dra_kubeletplugin.metadata.document import Document, decode, decode_whole
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
 from tests.helpers.waiting import wait_until
@@ -282,65 +282,74 @@ async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have
             await r.driver.update_metadata(UID, "net", network_data=ETH)
 
 
-def record_state_after(real: Any, file: Path, states: list[bytes]) -> Any:
-    def call(*args: Any) -> Any:
-        result = real(*args)
-        states.append(file.read_bytes())
-        return result
-
-    return call
+# --- updates that do not complete normally -----------------------------------------------------------------
 
 
-TEXTS = st.dictionaries(
-    st.sampled_from(["a", "b", "c"]), st.none() | st.text("xyz", max_size=60), min_size=1, max_size=3
-)
+UPDATE = MetadataUpdate(uid=UID, request="net", attributes={"x": {"int": 1}})
 
 
-@given(st.lists(TEXTS, max_size=8))
-@settings(max_examples=25, deadline=None)
-def test_any_sequence_of_updates_is_in_the_file_after_each_update(updates: list[dict[str, str | None]]) -> None:
-    """A reader between any two writes also reads a complete file."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "f"
-
-        def content(generation: int, facts: dict[str, str]) -> bytes:
-            wire = {n: {"string": v} for n, v in facts.items()}
-            device = {"driver": "d", "pool": "p", "name": "n", "attributes": wire}
-            return encode(metadata.ClaimRef("c", "ns", "u"), generation, {"r": [device]})
-
-        facts: dict[str, str] = {}
-        file.write_bytes(content(1, facts))
-        inode = file.stat().st_ino
-        for generation, update in enumerate(updates, 2):
-            old_facts = facts
-            facts = {n: v for n, v in {**facts, **update}.items() if v is not None}
-            states: list[bytes] = []
-            with pytest.MonkeyPatch.context() as patch:
-                for name in ("pwrite", "ftruncate"):
-                    patch.setattr(os, name, record_state_after(getattr(os, name), file, states))
-                rewrite.rewrite(str(file), content(generation, facts))
-            for state in states:
-                document = decode_whole(state, file)
-                assert document is not None
-                assert dict(document.devices[0].attributes) in (old_facts, facts)
-            assert file.read_bytes() == content(generation, facts)
-            assert file.stat().st_ino == inode
-
-
-async def test_a_later_claim_of_the_same_name_gets_its_own_file(tmp_path: Path) -> None:
+async def test_an_update_while_another_instance_prepares_the_claim_is_an_error_that_says_to_repeat_it(
+    tmp_path: Path,
+) -> None:
     api = FakeApiServer()
-    first = claim(api)
-    async with running_manager(tmp_path, Net(), api) as r:
-        await r.prepare(first)
-        with path(r, "net").open("rb") as mounted:
-            second = first._replace(uid="uid-2")
-            api.claims["c"]["metadata"]["uid"] = "uid-2"
-            for result in api.claims["c"]["status"]["allocation"]["devices"]["results"]:
-                result["device"] = result["device"].replace("d-", "d-1")
-            await r.prepare(second)
-            assert decode(mounted.read(), Path("mounted")).claim.uid == UID
-            other_file = path(r, "net").with_name("uid-2_net.json")
-            assert decode(other_file.read_bytes(), other_file).claim.uid == "uid-2"
-        await r.unprepare(first)
-        assert not path(r, "net").exists()
-        assert decode(other_file.read_bytes(), other_file).claim.uid == "uid-2", "a claim removes only its own files"
+    async with running_manager(tmp_path, Net(), api) as r, running_manager(tmp_path, Net(), api) as other:
+        record = Record(UID, "ns", "c", State.PREPARING, "boot", owner=other.process.id)
+        await r.claims.store.do(lambda records: records.insert(record))
+        with pytest.raises(ClaimBusyError, match="is being prepared by another instance of the plugin"):
+            await r.claims.update_metadata(UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("state", "boot", "fields"),
+    [
+        (State.UNPREPARING, "boot", {}),
+        (State.PREPARED, "earlier", {}),
+        (State.PREPARED, "boot", {"recovered": True}),
+    ],
+)
+async def test_only_a_prepared_claim_can_be_updated_and_a_failure_is_logged(
+    tmp_path: Path, state: State, boot: str, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
+        record = Record(UID, "ns", "c", state, boot, **fields)
+        await r.claims.store.do(lambda records: records.insert(record))
+        with pytest.raises(
+            MetadataUpdateError, match=r"^claim ns/c \(UID uid-1\) is not prepared, so it has no metadata"
+        ):
+            await r.claims.update_metadata(UPDATE)
+    (line,) = [line for line in caplog.records if "metadata is not updated: claim ns/c" in line.getMessage()]
+    assert (vars(line)["claim_uid"], vars(line)["request"]) == (UID, "net")
+
+
+async def test_an_update_during_the_stop_of_the_plugin_is_an_error(tmp_path: Path) -> None:
+    is_preparing = asyncio.Event()
+
+    class HangingNet(Net):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            is_preparing.set()
+            await asyncio.Event().wait()
+            return []
+
+    async with running_manager(tmp_path, HangingNet(), FakeApiServer()) as r:
+        preparing = asyncio.create_task(r.prepare(claim(r.api)))
+        await is_preparing.wait()
+        update = asyncio.ensure_future(r.claims.update_metadata(UPDATE))
+        await asyncio.sleep(0.01)
+        await r.claims.stop(0)
+        with pytest.raises(StoppingError, match="the plugin is shutting down"):
+            await update
+        await preparing
+
+
+def test_an_update_before_the_start_or_after_the_end_of_the_loop_is_an_error(tmp_path: Path) -> None:
+    async def run() -> MetadataUpdates:
+        async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
+            updates = MetadataUpdates(r.claims.reconciler.context)
+            with pytest.raises(StoppingError, match=r"call it after start\(\) has returned"):
+                updates.begin(UPDATE)
+            updates.open()
+            return updates
+
+    updates = asyncio.run(run())
+    with pytest.raises(StoppingError, match="the plugin has stopped"):  # and no warning of a coroutine
+        updates.begin(UPDATE)

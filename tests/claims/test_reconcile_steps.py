@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import Record, State, reconcile
+from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.inflight import Work
 from dra_kubeletplugin.claims.reconcile import ReconcileReport
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError, StoppingError
@@ -80,7 +80,6 @@ async def test_a_pass_counts_its_actions_and_keeps_its_report(tmp_path: Path) ->
 async def test_a_pass_over_prepared_claims_reads_each_once_and_starts_no_rollback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_ORPHAN_AGE", -1.0)
     api = CountingServer()
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         await prepared(manager, api, "ab")
@@ -93,15 +92,11 @@ async def test_a_pass_over_prepared_claims_reads_each_once_and_starts_no_rollbac
         assert (started, sorted(api.reads)) == ([], ["a", "b"])
 
 
-async def test_a_file_without_a_record_is_removed_only_after_a_delay_and_while_no_recovery_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_without_a_record_is_removed_only_while_no_recovery_is_due(tmp_path: Path) -> None:
     async with running_manager(tmp_path, PlainDriver()) as manager:
         specs = manager.claims.files.specs
         uid = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
         specs.write(uid, {"kind": "k"})
-        assert not await manager.claims.reconciler.once()
-        monkeypatch.setattr(reconcile, "_ORPHAN_AGE", -1.0)
         await manager.claims.store.do(lambda records: records.set_meta("recover", "pending"))
         assert not await manager.claims.reconciler.once()
         await manager.claims.store.do(lambda records: records.clear_meta("recover"))

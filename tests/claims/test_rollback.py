@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, PreparedClaim
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimIdentity, reconcile, rollback_retries
+from dra_kubeletplugin.claims import ClaimIdentity, rollback_retries
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
@@ -106,17 +106,10 @@ async def check_claims(
     assert [p for p in files_of(manager) if p.name.endswith(".record")] == []
 
 
-@pytest.fixture
-def no_orphan_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a file without a record an orphan at once."""
-    monkeypatch.setattr(reconcile, "_ORPHAN_AGE", -1.0)
-
-
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 @pytest.mark.parametrize("is_permanent", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("error", ERRORS, ids=[errno.errorcode[e] for e in ERRORS])
-@pytest.mark.usefixtures("no_orphan_age")
 async def test_an_error_at_any_file_operation_leaves_no_state(
     tmp_path: Path, error: int, is_permanent: bool, operation: str
 ) -> None:
@@ -162,7 +155,6 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.sam
     parameters=st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | TEXTS, st.lists, max_leaves=5),
     faults_at=st.dictionaries(st.integers(0, 60), st.sampled_from(ERRORS), max_size=3),
 )
-@pytest.mark.usefixtures("no_orphan_age")
 def test_any_valid_claim_is_prepared_and_unprepared_whatever_file_operations_fail(
     tmp_path_factory: pytest.TempPathFactory,
     _run: int,
@@ -256,7 +248,7 @@ async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp
     async with running_manager(tmp_path, driver, api) as manager:
         await fail_rollback(manager, ref)
         (record,) = await manager.claims.store.all()
-        path = manager.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
+        path = manager.settings.plugin_dir / "dra-device-metadata"
         assert record.error == (
             f"{path} cannot be removed (Read-only file system): its file system is read-only; see the kernel's log, and mount "
             "it writable"

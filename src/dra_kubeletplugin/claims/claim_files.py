@@ -9,9 +9,7 @@ import contextlib
 import errno
 import logging
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 
@@ -50,33 +48,17 @@ def read_note(specs: ClaimSpecs, uid: str) -> Stored | None:
     """
     try:
         note = stored_of(specs.note(uid), file_name(uid))
-        if note is None or not note.is_intact:
-            raise ValueError("it is damaged, or belongs to another claim")
+        fault = "it is damaged, or belongs to another claim"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as e:
-        if getattr(e, "errno", None) in NOT_NOW | {errno.EIO}:
-            raise
-        log.error(
-            "cannot read the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}
-        )
-        return None
-    return note
-
-
-def noted_uids(specs: ClaimSpecs) -> Sequence[str]:
-    """Returns the UIDs of claims that have a spec or a note. Raises ``OSError`` as :func:`read_note`."""
-    try:
-        return specs.uids()
     except OSError as e:
         if e.errno in NOT_NOW or e.errno == errno.EIO:
             raise
-        log.error(
-            "cannot read the CDI folder %s (%s): claims that are recorded only in this folder are not found",
-            specs.root,
-            e.strerror,
-        )
-        return []
+        note, fault = None, printable(e)
+    if note and note.is_intact:
+        return note
+    log.error("cannot read the note beside a CDI spec: %s: %s", specs.path(uid), fault, extra={"claim_uid": uid})
+    return None
 
 
 class ClaimFiles:
@@ -98,14 +80,13 @@ class ClaimFiles:
         Returns at once while another thread probes: two probes would remove each other's file. If the folder's mount hangs, only one
         thread waits for it.
         """
-        if not self._probing.acquire(blocking=False):
-            return
-        try:
-            with contextlib.suppress(RecordsError), self._translated("written"):
-                self.specs.probe()
-                self.fault = ""
-        finally:
-            self._probing.release()
+        if self._probing.acquire(blocking=False):
+            try:
+                with contextlib.suppress(RecordsError), self._translated("written"):
+                    self.specs.probe()
+                    self.fault = ""
+            finally:
+                self._probing.release()
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata files of a prepared claim, if it has them."""
@@ -122,7 +103,7 @@ class ClaimFiles:
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
-        except (OSError, ValueError) as e:
+        except OSError as e:
             log.warning("cannot write the claim's note: %s", describe(e), extra=claim_fields(record))
 
     def put_metadata(self, record: Record) -> None:
@@ -147,54 +128,34 @@ class ClaimFiles:
         return True
 
     def read_note(self, uid: str) -> Record | None:
-        """Returns the record from a claim's note; None if there is no usable note.
-
-        Raises :class:`RecordsError` if the note cannot be read now.
-        """
-        try:
+        """Returns the record from a claim's note; None if there is no usable note."""
+        with self._translated("read"):
             note = read_note(self.specs, uid)
-        except OSError as e:
-            shown = printable(e.filename or self.specs.root)
-            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
         row = decode_record(note.head, note.data) if note else None
         return row if isinstance(row, Record) else None
 
-    def remove(self, record: Record) -> None:
+    def remove(self, uid: str) -> None:
         """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
 
         Missing files are ignored.
         """
         with self._translated("removed"):
-            self.specs.remove(record.uid)
-            self.metadata.remove(record)
+            self.specs.remove(uid)
+            self.metadata.remove(uid)
 
     def remove_note(self, uid: str) -> None:
-        """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it.
-
-        If the note can be neither removed nor decoded, the failure is only logged: the next reconcile pass removes the note as an orphan.
-        """
-        try:
-            with self._translated("removed"):
-                self.specs.remove_note(uid)
-        except RecordsError as e:
-            if self.read_note(uid) is not None:
-                raise
-            log.warning("cannot remove the claim's note: %s", e, extra={"claim_uid": uid})
+        """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it."""
+        with self._translated("removed"):
+            self.specs.remove_note(uid)
 
     def remove_all(self, uid: str) -> None:
         """Removes the spec, the metadata files and the note of a claim without a record."""
-        with self._translated("removed"):
-            self.specs.remove(uid)
-            self.metadata.remove_all(uid)
-            self.specs.remove_note(uid)
+        self.remove(uid)
+        self.remove_note(uid)
 
-    def uids(self) -> dict[str, float]:
-        """Returns the claims that have a file of this driver, with the age of the newest file in seconds. Raises ``OSError``."""
-        specs, metadata = self.specs, self.metadata.files()
-        return {
-            uid: _age(specs.note_path(uid), specs.path(uid), *metadata.get(uid, ()))
-            for uid in {*specs.uids(), *metadata}
-        }
+    def uids(self) -> set[str]:
+        """Returns the UIDs of the claims that have a file of this driver. Raises ``OSError``."""
+        return {*self.specs.uids(), *self.metadata.uids()}
 
     @contextlib.contextmanager
     def _translated(self, verb: str) -> Iterator[None]:
@@ -209,14 +170,3 @@ class ClaimFiles:
             path = printable(e.filename or "a file of the claim")
             self.fault = f"{path} cannot be {verb} ({e.strerror or describe(e)}): {advice}"
             raise RecordsError(self.fault) from None
-        except ValueError as e:  # a record with names that no API server accepts
-            raise RecordsError(f"the files of the claim cannot be {verb}: {printable(e)}") from None
-
-
-def _age(*paths: Path) -> float:
-    """Returns the seconds since the newest of these files was written."""
-    written = [0.0]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            written.append(path.lstat().st_mtime)
-    return time.time() - max(written)

@@ -245,7 +245,7 @@ class Engine:
                 )
 
         fence = record.fence
-        share = functools.partial(self.context.shared.set_up, record, verified.devices)
+        share = functools.partial(self.context.shared.set_up, record)
         start = functools.partial(self.context.processes.start, record.uid)
         undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save, share, start)
         prepared: Sequence[PreparedDevice] = ()

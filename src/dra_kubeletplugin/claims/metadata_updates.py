@@ -8,23 +8,22 @@ The generation that a container sees never decreases. Programs in containers are
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 import threading
-import time
-from collections.abc import Awaitable, Generator
-from typing import Any
+from collections.abc import Awaitable
 
+from ..base.json_types import JSON
 from ..driver import MetadataUpdate
-from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
-from . import metadata_files
+from ..errors import ClaimBusyError, DraError, DriverError, MetadataUpdateError, RecordsError, StoppingError, printable
+from ..metadata.paths import base_request
 from .context import ClaimContext
 from .inflight import Work, as_dra_error
+from .metadata_files import MAX_ATTRIBUTES, generation
 from .record import Record, State
 from .store.records import Records
+from .undo_steps import CallOnLoop
 
 log = logging.getLogger(__name__)
-_POLL = 0.05  # seconds between checks of a claim that another instance prepares
 _EXTRA_WAIT = 5.0  # seconds beyond the timeout until a blocked thread raises: the event loop has probably ended
 
 
@@ -43,117 +42,127 @@ class MetadataUpdates:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def begin(self, update: MetadataUpdate) -> Awaitable[int]:
-        """Starts an update; can be called from any thread.
+        """Starts an update; can be called from any thread. A failure is logged, because the driver need not await the update.
 
         If it is called on the event loop's thread, it returns while the update is in flight. On any other thread, it returns when the
         update is complete.
         See ``Driver.update_metadata``.
         """
+        call = "update_metadata()"
         if self._loop is None:
             raise StoppingError(
-                "update_metadata(): the plugin has not opened its records yet: call it after start() has returned"
+                f"{call}: the plugin has not opened its records yet: call it after start() has returned"
             )
-        work = self.apply(update)
-        try:
-            pending = _PendingUpdate(asyncio.run_coroutine_threadsafe(work, self._loop), update)
-        except RuntimeError:
-            work.close()
-            raise StoppingError("update_metadata(): the plugin has stopped") from None
+        pending = CallOnLoop(call, self._apply(update), self._loop)
         if threading.get_ident() != self._thread:  # the loop's own thread must not wait for the loop
             pending.wait(self.timeout + _EXTRA_WAIT)
         return pending
 
-    async def apply(self, update: MetadataUpdate) -> int:
-        """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
-        if self.context.tasks.ending:
-            raise StoppingError("update_metadata(): the plugin is shutting down")
-        deadline = time.monotonic() + self.timeout
-        task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
-        await asyncio.wait({task}, timeout=self.timeout)
-        if not task.done():
-            raise ClaimBusyError(
-                f"claim {printable(update.uid)} has had other work in flight for more than {self.timeout:g} s; its metadata will be "
-                "updated when that work has ended: do not await update_metadata() in prepare; pass the metadata to prepared() instead"
-            )
-        if task.cancelled():
-            raise StoppingError("update_metadata(): the plugin is shutting down")
-        if error := task.exception():
-            raise as_dra_error(error)
+    async def _apply(self, update: MetadataUpdate) -> int:
+        """Applies an update as in-flight work of its claim, and returns the file's new generation. Raises :class:`DraError`."""
+        try:
+            if self.context.tasks.ending:
+                raise StoppingError("update_metadata(): the plugin is shutting down")
+            task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._update(update))
+            await asyncio.wait({task}, timeout=self.timeout)
+            if not task.done():
+                raise ClaimBusyError(
+                    f"claim {printable(update.uid)} has had other work in flight for more than {self.timeout:g} s; its metadata will "
+                    "be updated when that work has ended: do not await update_metadata() in prepare; pass the metadata to prepared() "
+                    "instead"
+                )
+            if task.cancelled():
+                raise StoppingError("update_metadata(): the plugin is shutting down")
+            if error := task.exception():
+                raise as_dra_error(error)
+        except DraError as e:
+            fields = {"claim_uid": update.uid, "request": update.request}
+            log.warning("device metadata is not updated: %s", e, extra=fields)
+            raise
         found: int = task.result()
         return found
 
-    async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
-        """Runs as the in-flight work of the claim."""
-        while True:
-            if await self.context.store.do(lambda records: self._record(records, update)):
-                done = await self.context.store.do(lambda records: self._write(records, update))
-                log.info("updated device metadata", extra={"request": update.request, "generation": done})
-                return done
-            if time.monotonic() > deadline:
-                raise ClaimBusyError(
-                    f"claim {update.uid} is still being prepared by another instance of the plugin: try again later"
-                )
-            await asyncio.sleep(_POLL)
+    async def _update(self, update: MetadataUpdate) -> int:
+        await self.context.store.do(lambda records: self._record(records, update))
+        done = await self.context.store.do(lambda records: self._write(records, update))
+        log.info("updated device metadata", extra={"request": update.request, "generation": done})
+        return done
 
-    def _record(self, records: Records, update: MetadataUpdate) -> Any:
-        """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.context.transitions.readable(records.read(update.uid))
-        if row is not None and row.state is State.PREPARING and self.context.transitions.has_other_owner(row):
-            return False
-        record = self._prepared(row, update)
+    def _record(self, records: Records, update: MetadataUpdate) -> None:
+        """Commits the update to the record."""
+        record = self._prepared(records, update)
         before, fence = record.metadata, record.fence
-        record.metadata = metadata_files.updated(record, update)
+        record.metadata = updated(record, update)
         if record.metadata is not before:
             records.update(record, fence)
             self.context.files.note(record)
-        return True
 
     def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.context.transitions.readable(records.read(update.uid)), update)
+        record = self._prepared(records, update)
         try:
             self.context.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
                 f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
             ) from None
-        return metadata_files.generation(record, update.request)
+        return generation(record, update.request)
 
-    def _prepared(self, row: Record | None, update: MetadataUpdate) -> Record:
-        if row is None or row.state is not State.PREPARED:
-            shown = row.shown if row else printable(update.uid)
-            raise MetadataUpdateError(f"claim {shown} is not prepared, so it has no metadata to update")
-        if not self.context.transitions.is_prepared(row):
-            raise MetadataUpdateError(
-                f"claim {row.shown} was prepared before the node was rebooted, or was recovered from the hardware without its "
-                f"record: the kubelet "
-                "prepares it again before a container starts"
+    def _prepared(self, records: Records, update: MetadataUpdate) -> Record:
+        transitions = self.context.transitions
+        record = transitions.readable(records.read(update.uid))
+        if record is not None and transitions.is_prepared(record):
+            return record
+        shown = record.shown if record else printable(update.uid)
+        if record is not None and record.state is State.PREPARING and transitions.has_other_owner(record):
+            raise ClaimBusyError(
+                f"claim {shown} is being prepared by another instance of the plugin: update its metadata later"
             )
-        return row
+        raise MetadataUpdateError(
+            f"claim {shown} is not prepared, so it has no metadata to update: the kubelet prepares it before a container starts"
+        )
 
 
-class _PendingUpdate(Awaitable[int]):
-    """An update in flight. It completes also if it is not awaited; in that case, a failure is logged."""
+def updated(record: Record, update: MetadataUpdate) -> JSON:
+    """Returns the metadata of ``record`` after an update of one device, with the next generation for the file of its request.
 
-    def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
-        self._done = done
-        self._awaited = False
-        self._log_fields = {"claim_uid": update.uid, "request": update.request}
-        done.add_done_callback(self._ended)
+    Returns the same object if the update changes nothing.
 
-    def __await__(self) -> Generator[Any, None, int]:
-        self._awaited = True
-        return asyncio.wrap_future(self._done).__await__()
-
-    def wait(self, seconds: float) -> None:
-        """Blocks until the update is complete. Raises the update's exception."""
-        self._awaited = True
-        try:
-            self._done.result(seconds)
-        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
-            raise StoppingError("update_metadata(): the plugin stopped before the update was complete") from None
-
-    def _ended(self, done: concurrent.futures.Future[int]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if isinstance(error, DraError) and not self._awaited:
-            log.warning("device metadata is not updated: %s", error, extra=self._log_fields)
+    Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
+    too many attributes.
+    """
+    metadata, shown = record.metadata, f"claim {record.shown}"
+    if not metadata:
+        raise MetadataUpdateError(
+            f"{shown} has no device metadata: it was prepared by a version of the driver that wrote none"
+        )
+    requests = metadata["requests"]
+    devices = [(r, d) for r in requests if update.request in (r, base_request(r)) for d in requests[r]]
+    if not devices:
+        raise DriverError(f"{shown} has no request {update.request!r}: it has {', '.join(requests)}")
+    found = [(r, d) for r, d in devices if update.device in ("", d["name"], f"{d['pool']}/{d['name']}")]
+    if len(found) != 1:
+        names = ", ".join(f"{d['pool']}/{d['name']}" for _, d in devices)
+        hint = f"device {update.device!r} matches none or several of them"
+        hint = hint if update.device else "choose one with device="
+        raise DriverError(f"request {update.request} of {shown} has devices {names}: {hint}")
+    [(request, device)] = found
+    attributes = {n: v for n, v in {**device.get("attributes", {}), **update.attributes}.items() if v is not None}
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise DriverError(
+            f"{shown}: metadata of device {device['name']}: {len(attributes)} attributes are more than {MAX_ATTRIBUTES}"
+        )
+    changed = {key: value for key, value in device.items() if key != "attributes"}
+    if attributes:
+        changed["attributes"] = attributes
+    if update.network_data is not None:
+        changed["networkData"] = dict(update.network_data)
+    if changed == device:
+        return metadata
+    updates = metadata.get("updates") or {}
+    base = base_request(request)
+    return {
+        **metadata,
+        "requests": {**requests, request: [changed if d is device else d for d in requests[request]]},
+        "updates": {**updates, base: updates.get(base, 0) + 1},
+    }

@@ -6,9 +6,9 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
@@ -25,11 +25,9 @@ from .record import Record, allocated_json, identity, request_names
 
 log = logging.getLogger(__name__)
 
-_TEXT = (str, type(None))
 _IN_ITS_FILE = ": the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function"
 _INSTALL = ": install what creates it on the host, such as its kernel driver, or correct the path"
 _NUMBER = re.compile(r"\d+")
-_Key = tuple[str, str, str | None, str]  # pool, device, share id, request
 
 
 class PreparedResult(NamedTuple):
@@ -69,7 +67,8 @@ def complete(
     :class:`HostPathMissingError` if a device node, the source of a mount or a hook's program does not exist. Raises
     :class:`ClaimError` if names of the claim are not allowed in the path of a metadata file.
     """
-    matched = _matched(claim, prepared)
+    shown = f"claim {claim.namespace}/{claim.name}"
+    matched = _matched(claim, shown, prepared)
     recorded = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
@@ -78,7 +77,7 @@ def complete(
         entry = allocated_json(allocated)
         entry = {**recorded.get((*identity(entry), allocated.request), entry)}
         if device.edits:
-            _check_paths(claim, device, host)
+            _check_paths(shown, device, host)
             name = specs.device_name(claim.uid, device.name, device.share_id)
             names[name] += 1
             if names[name] > 1:  # a device of the same name in another pool, or the same device for another request
@@ -86,7 +85,10 @@ def complete(
             edits.append((name, device.edits.json()))
             entry["cdi"] = [specs.device_id(name)]
         if device.data is not None:
-            entry["data"] = _plain(claim, device)
+            try:
+                entry["data"] = plain_json(device.data)
+            except ValueError as e:
+                raise BadAnswerError(f"{shown}: device {device.name}: {e}") from None
         devices.append(entry)
     for request, mount in (metadata.describe(record, claim, matched) if metadata else {}).items():
         name = specs.metadata_name(claim.uid, request)
@@ -101,63 +103,51 @@ def complete(
         )
     record.devices = devices
     record.complete = True
-    if not edits:
-        record.cdi = None
-        return
     try:
-        record.cdi = specs.build(edits)
+        record.cdi = specs.build(edits) if edits else None
     except InvalidSpecError as e:
-        raise BadAnswerError(
-            f"claim {claim.namespace}/{claim.name}: prepare returned CDI edits that no runtime accepts: {e}"
-        ) from None
+        raise BadAnswerError(f"{shown}: prepare returned CDI edits that no runtime accepts: {e}") from None
 
 
-def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
+def _matched(
+    claim: Claim, shown: str, prepared: Iterable[PreparedDevice]
+) -> list[tuple[AllocatedDevice, PreparedDevice]]:
     """Pairs every allocated device with its one prepared device."""
-    shown = f"claim {claim.namespace}/{claim.name}"
-    by_key: dict[_Key, PreparedDevice] = {}
     if not isinstance(prepared, Iterable):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare returned {_type(prepared)}, not a list of PreparedDevice{hint}")
+    wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
+    found: dict[tuple[str, str, str | None, str], PreparedDevice] = {}
     for p in prepared:
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(
                 f"{shown}: prepare returned a list with {_type(p)}, not PreparedDevice"
                 f"{missing_await_hint(p) or ': return device.prepared(...) for each of claim.devices'}"
             )
-        key = (p.pool, p.name, p.share_id, p.request)
-        if not all(isinstance(k, _TEXT) for k in key):
-            raise BadAnswerError(
-                f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
-            )
-        fields = (
-            ("edits", p.edits, ContainerEdits),
-            ("status", p.status, DeviceStatus),
-            ("metadata", p.metadata, Mapping),
-        )
+        fields = [("edits", p.edits, ContainerEdits), ("metadata", p.metadata, Mapping)]
+        fields += [("status", p.status, DeviceStatus)] if p.status is not None else []
         for field, value, kind in fields:
-            if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
+            if not isinstance(value, kind):
                 raise BadAnswerError(
                     f"{shown}: prepare returned device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                     f"{missing_await_hint(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
-        if key in by_key:
+        key = (p.pool, p.name, p.share_id, p.request)
+        if not all(isinstance(k, str | None) for k in key):
+            raise BadAnswerError(
+                f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
+            )
+        if key in found:
             raise BadAnswerError(f"{shown}: prepare returned device {p.name} twice for request {p.request}")
-        by_key[key] = p
-    wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
-    if by_key.keys() != wanted.keys():
-        raise _mismatch(shown, by_key.keys(), wanted.keys())
-    return [(allocated, by_key[key]) for key, allocated in wanted.items()]
-
-
-def _mismatch(shown: str, returned: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
-    for pool, name, share, request in returned - wanted:
-        return BadAnswerError(
-            f"{shown}: prepare returned device {name} of pool {pool}{f', share {share},' if share else ''} for request "
-            f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
-        )
-    missing = next(iter(wanted - returned))
-    return BadAnswerError(f"{shown}: prepare returned no entry for device {missing[1]}: return one for every device")
+        if key not in wanted:
+            raise BadAnswerError(
+                f"{shown}: prepare returned device {p.name} of pool {p.pool}{f', share {p.share_id},' if p.share_id else ''} for "
+                f"request {p.request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
+            )
+        found[key] = p
+    if missing := [a.name for key, a in wanted.items() if key not in found]:
+        raise BadAnswerError(f"{shown}: prepare returned no entry for device {missing[0]}: return one for every device")
+    return [(allocated, found[key]) for key, allocated in wanted.items()]
 
 
 def _lost_values(prepared: Iterable[tuple[AllocatedDevice, PreparedDevice]]) -> list[str]:
@@ -166,37 +156,37 @@ def _lost_values(prepared: Iterable[tuple[AllocatedDevice, PreparedDevice]]) -> 
     The runtime applies the edits of all devices of a container, and a later device replaces values of earlier devices. A container that
     uses a request gets all devices of the request; devices of different requests may be for different containers.
     """
-    values: dict[tuple[str, str], tuple[str, JSON | str]] = {}  # device and value by request and name
-    lost: dict[tuple[str, str], list[str]] = {}
+    found: dict[
+        tuple[str, str], list[tuple[str, object]]
+    ] = {}  # device and value, by request and name in the container
     for allocated, device in prepared:
-        for name, value in _named_edits(device.edits.json()):
-            key = base_request(allocated.request), name
-            first, of_first = values.setdefault(key, (device.name, value))
-            if value != of_first:
-                lost.setdefault(key, [first]).append(device.name)
-    return [f"{name} of {join_names(devices)}" for (_, name), devices in lost.items()]
+        edits, request = device.edits.json(), base_request(allocated.request)
+        values: list[tuple[str, object]] = [(f"variable {v.partition('=')[0]}", v) for v in edits.get("env", ())]
+        values += [(f"mount {m['containerPath']}", m) for m in edits.get("mounts", ())]
+        values += [(f"device node {n['path']}", n) for n in edits.get("deviceNodes", ())]
+        for name, value in values:
+            found.setdefault((request, name), []).append((device.name, value))
+    return [
+        f"{name} of {join_names([device for device, _ in devices])}"
+        for (_, name), devices in found.items()
+        if any(value != devices[0][1] for _, value in devices)
+    ]
 
 
-def _named_edits(edits: JSON) -> Iterator[tuple[str, JSON | str]]:
-    """Yields the edits that have a unique name in a container (variables, mounts and device nodes), each with its value."""
-    for variable in edits.get("env", ()):
-        name, _, value = variable.partition("=")
-        yield f"variable {name}", value
-    for mount in edits.get("mounts", ()):
-        yield f"mount {mount['containerPath']}", mount
-    for node in edits.get("deviceNodes", ()):
-        yield f"device node {node['path']}", node
-
-
-def _check_paths(claim: Claim, device: PreparedDevice, host: Host) -> None:
+def _check_paths(shown: str, device: PreparedDevice, host: Host) -> None:
     """Reports a missing path at once, because the runtime's own error comes late and is not repeated."""
     for path in device.edits.host_paths():
-        seen = _seen(path, host.dev)
+        seen = Path(path)
+        if host.dev != Path("/dev"):
+            below = Path(os.path.normpath(path))
+            if not below.is_relative_to("/dev"):
+                continue  # this process does not see it
+            seen = host.dev / below.relative_to("/dev")
         # Symbolic links are not followed: their target may be visible only on the host.
-        if seen is not None and not os.path.lexists(seen):
-            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {device.name} is not on the host"
+        if not os.path.lexists(seen):
             described = not host.is_real and host.dev == host.sysfs / "dev"
-            raise HostPathMissingError(missing + (_near(seen) or (_IN_ITS_FILE if described else _INSTALL)))
+            hint = _near(seen) or (_IN_ITS_FILE if described else _INSTALL)
+            raise HostPathMissingError(f"{shown}: {path} of device {device.name} is not on the host{hint}")
 
 
 def _near(missing: Path) -> str:
@@ -210,21 +200,6 @@ def _near(missing: Path) -> str:
         return ""
     kind = _NUMBER.sub("", missing.name)
     return did_you_mean(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
-
-
-def _seen(path: str, dev: Path) -> Path | None:
-    """Returns where this process sees a path of the host; None if it cannot check the path."""
-    if dev == Path("/dev"):
-        return Path(path)
-    below = Path(os.path.normpath(path))
-    return dev / below.relative_to("/dev") if below.is_relative_to("/dev") else None
-
-
-def _plain(claim: Claim, device: PreparedDevice) -> Any:
-    try:
-        return plain_json(device.data)
-    except ValueError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {device.name}: {e}") from None
 
 
 def _type(value: object) -> str:

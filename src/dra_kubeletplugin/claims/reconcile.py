@@ -35,7 +35,6 @@ from .verification import Verifier
 
 log = logging.getLogger(__name__)
 _FAILURES = 3  # failed API requests after which a pass sends no more
-_ORPHAN_AGE = 5.0  # minimum age in seconds of a file without a record before it is removed
 _Key = tuple[str, float]  # claim UID and creation time of its record; a claim that is prepared again has the same UID
 
 
@@ -133,12 +132,9 @@ class Reconciler:
         await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
-        """Returns claims with old files but no record. Also removes temporary files of writers that died."""
+        """Returns claims with files but no record. Also removes temporary files of writers that died."""
         self.context.files.specs.clean(self.context.transitions.process.alive)
-        # A clock that was set back leaves files with times in the future.
-        return sorted(
-            uid for uid, age in self.context.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE
-        )
+        return sorted(self.context.files.uids() - known)
 
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.

@@ -93,7 +93,7 @@ class Rollback:
             return AlreadyPrepared(decision.record, self.context.files.are_intact(decision.record))
         if isinstance(decision, RollBack):
             try:
-                self.context.files.remove(decision.record)
+                self.context.files.remove(decision.record.uid)
             except DraError as e:
                 return RollBack(decision.record, e)
         return decision

@@ -12,27 +12,26 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields
-from ..driver import AllocatedDevice, Driver
+from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.hardware_lock import LOCKS, HardwareLock
 from ..errors import (
     ClaimTakenError,
     ConfigError,
-    DraError,
     DriverError,
     HardwareUnknownError,
     RecordsError,
     SharedStepError,
     printable,
 )
-from .record import Record, Row
+from .record import Record
 from .store.records import RECOVER, Records
 from .store.store import Mode, Operation, RecordStore
 from .undo_steps import mismatch, run_all
@@ -42,34 +41,28 @@ Entry = dict[str, Any]  # as it is recorded: {"step": name, "key": text, "data":
 Result = TypeVar("Result")
 
 
-class _Users(msgspec.Struct, frozen=True):
-    """The other claims that use a shared step.
+class _Users(msgspec.Struct):
+    """The other claims that use a shared step, with their entries.
 
     Args:
-        ready: claims for which the state is set up.
-        unfinished: entries of claims whose set-up or teardown did not end.
-        stale: entries of claims that were prepared before the last reboot. The state may be gone, set up, or partly set up.
-        uncertain: claims with an incomplete record that names the step. The state may have changed since.
+        ready: the state is set up.
+        unfinished: a set-up or a teardown did not end.
+        stale: the claim was prepared before the last reboot. The state may be gone, set up, or partly set up.
+        uncertain: the record is incomplete, and the state may have changed since.
         unknown: whether a claim with an incomplete or unreadable record may use the state. True if ``uncertain`` is not empty.
     """
 
-    ready: Sequence[Record]
-    unfinished: Sequence[Entry]
-    stale: Sequence[Entry]
-    uncertain: Sequence[Record]
-    unknown: bool
+    ready: list[tuple[Record, Entry]] = []
+    unfinished: list[Entry] = []
+    stale: list[Entry] = []
+    uncertain: list[tuple[Record, Entry]] = []
+    unknown: bool = False
 
 
 class SharedSteps:
     """The shared steps of one driver on one node, in one process.
 
-    Args:
-        driver: the driver that sets up and tears down.
-        calls: runs the driver's methods.
-        settings: the options of this process.
-        store: the records.
-        boot_id: the id of this boot. State that was set up in an earlier boot is never relied on.
-        note: writes the note of a record; called in the record thread.
+    State that was set up in another boot than ``boot_id`` is never relied on. ``note`` writes the note of a record in the record thread.
     """
 
     def __init__(
@@ -88,21 +81,22 @@ class SharedSteps:
         self.boot_id = boot_id
         self.note = note
 
-    async def set_up(
-        self, record: Record, devices: Sequence[AllocatedDevice], step: str, key: str, data: Mapping[str, Any]
-    ) -> None:
+    async def set_up(self, record: Record, step: str, key: str, data: Mapping[str, Any]) -> None:
         """Records that a claim in preparation uses the step, and sets the state up unless another claim uses it.
-
-        ``devices`` are the claim's devices with their parameters, for messages.
 
         Raises :class:`DraError`.
         """
         entry: Entry = {"step": step, "key": key, "data": dict(data), "ready": False}
         async with self._locked(key):
-            own = next((e for e in record.shared if _is_same(e, entry)), None)
+            own = _find(record, entry)
             if own and own["ready"]:
                 if own["data"] != entry["data"]:
-                    raise _contradiction(record, devices, own, entry)
+                    requests = ", ".join(sorted({str(d.get("request")) for d in record.devices}))
+                    raise ConfigError(
+                        f"claim {record.shown}: requests {requests} contradict each other on {printable(key)}, which has one "
+                        f"{printable(step)} for all: {printable(own['data'])}, but {printable(data)}; write the same value for these "
+                        "requests, or use separate claims"
+                    )
                 return
             to_undo = await self._write(record, entry, lambda rs: self._join(rs, record, entry, own), Mode.SYNC)
             if to_undo is None:
@@ -119,21 +113,21 @@ class SharedSteps:
         Raises :class:`SharedStepError`, or :class:`HardwareUnknownError`.
         """
         users = self._users(records, record.uid, entry)
-        for user in (*users.ready, *users.uncertain):
-            used = next(e for e in user.shared if _is_same(e, entry))
+        for user, used in (*users.ready, *users.uncertain):
             if used["data"] != entry["data"]:
                 raise SharedStepError(
                     f"the shared step {printable(entry['step'])} of {printable(entry['key'])} is set up for claim {user.shown} with "
                     f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
                     f"stopped"
                 )
-        if not users.ready:
-            _check_recovered(records, entry)
         self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
         if users.ready:
             return None
-        unfinished = [*users.unfinished, *users.stale, *([own] if own else [])]
-        return [] if users.unknown else [e for i, e in enumerate(unfinished) if e["data"] not in _data(unfinished[:i])]
+        to_undo: list[Entry] = []
+        for unfinished in (*users.unfinished, *users.stale, *([own] if own else [])):
+            if not users.unknown and all(unfinished["data"] != other["data"] for other in to_undo):
+                to_undo.append(unfinished)
+        return to_undo
 
     async def release(self, record: Record) -> None:
         """Ends the use of all shared steps of a claim, newest first, and tears down each step that no other claim uses.
@@ -161,8 +155,6 @@ class SharedSteps:
         Raises :class:`HardwareUnknownError`.
         """
         users = self._users(records, record.uid, entry)
-        if not users.ready:
-            _check_recovered(records, entry)
         is_last = not (users.ready or users.stale or users.unknown)
         if not users.ready and users.unknown:
             log.warning(
@@ -181,27 +173,29 @@ class SharedSteps:
     # --- records and calls ----------------------------------------------------------------------
 
     def _users(self, records: Records, uid: str, entry: Entry) -> _Users:
-        ready: list[Record] = []
-        unfinished: list[Entry] = []
-        stale: list[Entry] = []
-        uncertain: list[Record] = []
-        unknown = False
+        """Raises :class:`HardwareUnknownError` if the driver may still report claims that use the state."""
+        users = _Users()
         for row in records.read_all():
-            if row.uid == uid:
+            if row.uid == uid or (isinstance(row, Record) and row.superseded):
                 continue
+            used = _find(row, entry) if isinstance(row, Record) else None
             if not isinstance(row, Record):
-                unknown = True
-            elif not row.superseded:
-                used = next((e for e in row.shared if _is_same(e, entry)), None)
-                if row.boot_id != self.boot_id:
-                    stale += [used] if used else []
-                elif row.partial:  # the state may have changed since
-                    uncertain += [row] if used else []
-                    unknown = unknown or used is not None or row.shared_unknown
-                elif used:
-                    ready += [row] if used["ready"] else []
-                    unfinished += [] if used["ready"] else [used]
-        return _Users(ready, unfinished, stale, uncertain, unknown)
+                users.unknown = True
+            elif row.boot_id != self.boot_id:
+                users.stale += [used] if used else []
+            elif row.partial:
+                users.uncertain += [(row, used)] if used else []
+                users.unknown = users.unknown or used is not None or row.shared_unknown
+            elif used and used["ready"]:
+                users.ready.append((row, used))
+            elif used:
+                users.unfinished.append(used)
+        if not users.ready and records.has_meta(RECOVER):
+            raise HardwareUnknownError(
+                f"shared state is not changed: {printable(entry['step'])} of {printable(entry['key'])}. Records were lost, and "
+                "recover() of the driver has not yet returned which claims use it; the plugin retries"
+            )
+        return users
 
     async def _write(
         self, record: Record, entry: Entry, operation: Operation[Result], mode: Mode = Mode.WRITE
@@ -246,51 +240,9 @@ class SharedSteps:
         lock.release()
 
 
-def _contradiction(record: Record, devices: Sequence[AllocatedDevice], own: Entry, entry: Entry) -> DraError:
-    """Returns the error of a claim that needs one step with two values.
-
-    If requests of the claim have different parameters, the claim's author must change them; otherwise the driver is wrong.
-    """
-    step, key = printable(entry["step"]), printable(entry["key"])
-    configs = {d.request: d.config.json() if d.config is not None else None for d in devices}
-    if all(config == next(iter(configs.values())) for config in configs.values()):
-        return DriverError(f"shared_step({step!r}, {key!r}) was called for one claim with different data")
-
-    def shown(data: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-        values = [value for name, value in data.items() if other.get(name) != value]
-        requests = [r for r, config in configs.items() if any(value in _values(config) for value in values)]
-        return f"{printable(data)}" + (f" for request {' and '.join(requests)}" if requests else "")
-
-    return ConfigError(
-        f"claim {record.shown}: requests {', '.join(configs)} contradict each other on {key}, which has one {step} for all: "
-        f"{shown(own['data'], entry['data'])}, but {shown(entry['data'], own['data'])}; write the same value for these requests, "
-        "or use separate claims"
-    )
-
-
-def _values(config: object) -> list[object]:
-    """Returns all values in parameters, at any depth."""
-    found = list(config.values()) if isinstance(config, dict) else list(config) if isinstance(config, list) else []
-    return found + [value for part in found for value in _values(part)]
-
-
-def _check_recovered(records: Records, entry: Entry) -> None:
-    """Raises :class:`HardwareUnknownError` if the driver may still report claims that use the state."""
-    if records.has_meta(RECOVER):
-        raise HardwareUnknownError(
-            f"shared state is not changed: {printable(entry['step'])} of {printable(entry['key'])}. Records were lost, and recover() "
-            "of the driver has not yet returned which claims use it; the plugin retries"
-        )
-
-
-def shared_users(rows: Iterable[Row]) -> dict[tuple[str, str], list[Record]]:
-    """Returns the claims that use each shared step, by step and key."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for row in rows:
-        if isinstance(row, Record) and not row.superseded:
-            for entry in row.shared:
-                found.setdefault((entry["step"], entry["key"]), []).append(row)
-    return dict(sorted(found.items()))
+def _find(record: Record, entry: Entry) -> Entry | None:
+    """Returns the entry of a record for the same step and key."""
+    return next((e for e in record.shared if _is_same(e, entry)), None)
 
 
 def _is_same(one: Entry, other: Entry) -> bool:
@@ -303,7 +255,3 @@ def _replaced(entries: Sequence[Entry], old: Entry, new: Entry | None) -> list[E
         return [e for e in entries if not _is_same(e, old)]
     found = [new if _is_same(e, old) else e for e in entries]
     return found if new in found else [*found, new]
-
-
-def _data(entries: Iterable[Entry]) -> list[Any]:
-    return [e["data"] for e in entries]

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 from ..base.age import duration
@@ -17,9 +15,8 @@ from ..base.terminal import indented
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
 from ..claims.metadata_files import MetadataFiles
-from ..claims.record import Row, UnreadableRecord, details
+from ..claims.record import Record, Row, UnreadableRecord, details
 from ..claims.rollback_retries import retry_note
-from ..claims.shared_steps import shared_users
 from ..claims.store.offline import forget, read_rows
 from ..errors import SettingsError
 from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice, SharedState
@@ -82,10 +79,16 @@ def _text(records: Sequence[tuple[str, Row]], found: Claims) -> Iterator[str]:
 
 
 def _shared(records: Sequence[tuple[str, Row]]) -> Iterator[SharedState]:
-    for driver, rows in groupby(records, key=itemgetter(0)):
-        for (step, key), users in shared_users(row for _, row in rows).items():
-            ready = any(e.get("ready") for r in users for e in r.shared if (e["step"], e["key"]) == (step, key))
-            yield SharedState(driver, step, key, ready, tuple(f"{r.namespace or '?'}/{r.name or '?'}" for r in users))
+    users: dict[
+        tuple[str, str, str], list[tuple[str, bool]]
+    ] = {}  # name and ready of each claim by driver, step, and key
+    for driver, r in records:
+        if isinstance(r, Record) and not r.superseded:
+            for e in r.shared:
+                shown = f"{r.namespace or '?'}/{r.name or '?'}"
+                users.setdefault((driver, e["step"], e["key"]), []).append((shown, bool(e.get("ready"))))
+    for key, found in sorted(users.items()):
+        yield SharedState(*key, any(ready for _, ready in found), tuple(name for name, _ in found))
 
 
 def _row(driver: str, r: Row) -> tuple[str, ...]:
@@ -162,7 +165,7 @@ def _remove_files(settings: Settings, driver: str, path: Path, uid: str) -> None
     specs = ClaimSpecs(settings.cdi_root, driver)
     specs.remove(uid)
     specs.remove_note(uid)
-    MetadataFiles(path.parent, driver).remove_all(uid)
+    MetadataFiles(path.parent, driver).remove(uid)
 
 
 def _confirmed() -> bool:

@@ -242,7 +242,7 @@ class Driver:
             DriverError: a metadata file cannot contain the value, the claim does not have the request or device, or :attr:`metadata`
                 is off.
             MetadataUpdateError: the claim is not prepared, is no longer prepared, or has no device metadata.
-            ClaimBusyError: another operation on the claim takes too long.
+            ClaimBusyError: another operation on the claim takes too long, or another instance of the plugin prepares the claim.
             StoppingError: the plugin stops, or :meth:`start` has not returned yet.
             RecordsError: the record or the file cannot be written. If only the file cannot be written, the record contains the update,
                 and the framework writes the file later; the message says so.

@@ -13,7 +13,7 @@ from typing import Any
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.base import rewrite
-from dra_kubeletplugin.claims import metadata_files as metadata
+from dra_kubeletplugin.claims import metadata_updates
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.store.records import Records
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
@@ -58,7 +58,7 @@ def path(r: RunningManager, request: str) -> Path:
 
 
 def instrument() -> None:
-    updated, note, put = metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata
+    updated, note, put = metadata_updates.updated, ClaimFiles.note, ClaimFiles.put_metadata
     pwrite, ftruncate, real = os.pwrite, os.ftruncate, Records.read
     uids_read: list[str] = []
 
@@ -96,7 +96,7 @@ def instrument() -> None:
             kill_at("update: before its end is cut off")
         ftruncate(fd, length)
 
-    metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, note_and_kill, put_and_kill  # type: ignore[method-assign]
+    metadata_updates.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, note_and_kill, put_and_kill  # type: ignore[method-assign]
     rewrite.os.pwrite, rewrite.os.ftruncate = write_and_kill, cut_and_kill  # type: ignore[assignment]
 
     def read(self: Records, uid: str) -> Any:

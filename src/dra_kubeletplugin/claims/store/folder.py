@@ -27,7 +27,7 @@ from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
 from ...cdi import ClaimSpecs
 from ...cdi.directory import is_uid, remove_file
-from ..claim_files import noted_uids, read_note
+from ..claim_files import read_note
 from ..instance_lock import InstanceLock
 from ..record import Record, State, decode_record
 from .files import (
@@ -356,7 +356,7 @@ class ClaimFolder:
                     yield uid
 
     def _add_noted(self, *, every_boot: bool) -> Iterator[str]:
-        for name in noted_uids(self.specs):
+        for name in self.specs.uids():
             note = read_note(self.specs, name)
             if note is None or not (every_boot or note.head.boot_id == self.boot_id):
                 continue
