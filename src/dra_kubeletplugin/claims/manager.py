@@ -130,7 +130,7 @@ class ClaimManager:
 
     def kubelet_registered(self) -> None:
         """Call it whenever a kubelet has registered the plugin."""
-        self.reconciler.kubelet_registered()
+        self.reconciler.context.pods.restart_grace_periods()
 
     # --- calls of the driver --------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class ClaimManager:
 
     def failing_prepares(self) -> list[str]:
         """Returns a sentence for each claim that cannot be prepared now."""
-        failing = list(self.engine.failing.lines())
+        failing = list(self.reconciler.context.pods.failing_prepares())
         more = len(failing) - _MAX_NOTES
         return failing[:_MAX_NOTES] + (
             [f"{more} more claims cannot be prepared: see the plugin's log"] if more > 0 else []
