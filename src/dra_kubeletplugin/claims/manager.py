@@ -37,7 +37,6 @@ from .running_pods import ClaimPods
 from .shared_steps import SharedSteps
 from .store.folder import ClaimFolder
 from .store.store import RecordStore
-from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions
 from .verification import Verifier
 
@@ -219,10 +218,6 @@ class ClaimManager:
         Raises :class:`RecordsError`.
         """
         return await self.store.held()
-
-    async def snapshot(self) -> ClaimSnapshot:
-        """Returns all recorded claims, without configuration and the driver's data. Raises :class:`RecordsError`."""
-        return summarize(await self.store.everything(), self.settings.driver_name)
 
     def process_faults(self) -> Mapping[str, str]:
         """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
