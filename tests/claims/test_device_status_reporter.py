@@ -295,7 +295,7 @@ async def test_reports_are_written_also_from_threads_and_from_before_the_start()
     async with running_reporter(reporter):
         assert await early is True
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
-        assert await asyncio.to_thread(lambda: reporter.of(CLAIM).report(KEY, STATUS).wait()) is True
+        assert await asyncio.to_thread(lambda: reporter.of(CLAIM)(KEY, STATUS).wait()) is True
     assert counts(reporter) == {"written": 3, "dropped": 0, "failed": 0}
     assert reporter._pending == {}
 

@@ -22,7 +22,7 @@ from ..base.backoff import Backoff
 from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
-from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
+from ..driver.status import DeviceStatus, ReportedStatus, ReportStatus
 from ..errors import ApiError, describe
 from ..kube import KubeClient
 from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
@@ -66,9 +66,9 @@ class DeviceStatusReporter:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def of(self, claim: ClaimIdentity) -> StatusSink:
-        """Returns the sink for the reports of one claim."""
-        return _ClaimStatus(self, claim)
+    def of(self, claim: ClaimIdentity) -> ReportStatus:
+        """Returns the function that queues a report about one device of a claim."""
+        return lambda device, status: self.queue(claim, {device: status})
 
     def queue(self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Queues reports, which are written soon."""
@@ -202,15 +202,6 @@ class DeviceStatusReporter:
                 raise ApiError(f"{what}: {describe(e)}") from None
             return True
         raise ConflictError(f"claim {claim} cannot be written: other clients change it again and again")
-
-
-class _ClaimStatus(StatusSink):
-    def __init__(self, reports: DeviceStatusReporter, claim: ClaimIdentity) -> None:
-        self._reports = reports
-        self._claim = claim
-
-    def report(self, key: DeviceKey, status: DeviceStatus) -> ReportedStatus:
-        return self._reports.queue(self._claim, {key: status})
 
 
 def merged(

@@ -13,7 +13,7 @@ from ..driver.data import plain_json
 from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
 from .holders import HeldByError
-from .record import Record, State, allocated_json, identity
+from .record import Record, State, allocated_json
 from .store.records import DAMAGED, RECOVER, Records
 from .store.store import RecordStore
 from .transitions import ENDED
@@ -61,7 +61,10 @@ class Recovery:
             timer = asyncio.get_running_loop().call_later(_SLOW, self._fail, slow)
             try:
                 claims = await self.calls(self.driver.recover)
-                found = [_record(claim, self.boot_id) for claim in _list(claims)]
+                if not isinstance(claims, list | tuple | None):
+                    name = printable(type(claims).__name__)
+                    raise DriverError(f"recover() returned {name}, not a list of RecoveredClaim")
+                found = [_record(claim, self.boot_id) for claim in claims or ()]
             except DraError as e:
                 self._fail(f"recover() of the driver failed, {_UNKNOWN}: {e}")
                 return False
@@ -87,7 +90,9 @@ class Recovery:
         for record in found:
             row = records.read(record.uid)
             if isinstance(row, Record):
-                _complete(records, row, record)
+                if row.superseded:  # the hardware has this claim, so the driver has to undo it
+                    fence, row.superseded = row.fence, False
+                    records.update(row, fence)
                 continue
             if row is not None:
                 sentences.append(
@@ -114,30 +119,6 @@ class Recovery:
         if added:
             sentences.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
         return sentences
-
-
-def _complete(records: Records, row: Record, found: Record) -> None:
-    """Adds data that only the driver knows to a record that was recovered or superseded. Does not change other records."""
-    if not (row.recovered or row.superseded):
-        return
-    fence = row.fence
-    known = {identity(d): d for d in found.devices}
-    devices = []
-    for entry in row.devices:
-        device = known.get(identity(entry), {})
-        devices.append(entry | {k: device[k] for k in ("data", "request") if device.get(k) and not entry.get(k)})
-    row.devices, row.superseded = devices, False  # the hardware has this claim
-    row.undo = row.undo or found.undo
-    if row.shared_unknown and not found.shared_unknown:
-        row.shared, row.shared_unknown = found.shared, False
-    row.namespace, row.name = row.namespace or found.namespace, row.name or found.name
-    records.update(row, fence)
-
-
-def _list(returned: object) -> Sequence[RecoveredClaim]:
-    if not isinstance(returned, list | tuple | None):
-        raise DriverError(f"recover() returned {printable(type(returned).__name__)}, not a list of RecoveredClaim")
-    return returned or ()
 
 
 def _record(claim: RecoveredClaim, boot_id: str) -> Record:

@@ -162,15 +162,6 @@ class DeviceStatus:
         return out
 
 
-class StatusSink:
-    """Sends the reported statuses of a claim. The framework replaces it with its own subclass."""
-
-    def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
-        raise DriverError(
-            "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class ReportedStatus:
     """A report that is being written. ``await`` it, or call :meth:`wait` in a thread.
@@ -194,6 +185,15 @@ class ReportedStatus:
             return self._written.result(_WAIT)
         except TimeoutError:
             return False
+
+
+ReportStatus = Callable[[tuple[str, str, str], DeviceStatus], ReportedStatus]  # the device: pool, name, share id
+
+
+def report_nothing(device: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
+    raise DriverError(
+        "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
+    )
 
 
 def _refuse(validate: Callable[[JSONValue, str], list[FieldError]], value: JSONValue, name: str) -> None:
