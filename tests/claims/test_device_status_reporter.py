@@ -300,15 +300,6 @@ async def test_reports_are_written_also_from_threads_and_from_before_the_start()
     assert reporter._pending == {}
 
 
-async def test_a_report_for_a_deleted_claim_is_dropped_without_a_fault() -> None:
-    client = Client()
-    client.reads = [NOT_FOUND]
-    async with running_reporter(make_reporter(client)) as reporter:
-        assert await reporter.queue(CLAIM, {KEY: STATUS}) is False
-        assert reporter.fault == ""
-    assert counts(reporter) == {"written": 0, "dropped": 1, "failed": 0}
-
-
 @pytest.mark.usefixtures("retry_at_once")
 async def test_a_failed_write_is_retried_logged_once_and_reported_until_a_write_succeeds(
     caplog: pytest.LogCaptureFixture,
@@ -358,8 +349,10 @@ async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert await asyncio.to_thread(result.wait) is False
 
 
-async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins() -> None:
+@pytest.mark.parametrize("refusal", [[], [InvalidError("no such thing")]])
+async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins(refusal: list[Any]) -> None:
     client = Client(claim("d", "e"))
+    client.writes = list(refusal)
     async with running_reporter(make_reporter(client)) as reporter:
         client.go.clear()
         first = reporter.queue(CLAIM, {KEY: STATUS, ("p", "e", ""): STATUS})
@@ -369,7 +362,7 @@ async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_de
         await asyncio.sleep(0)
         assert client.get_count == 1, "one write of a claim at a time"
         client.go.set()
-        assert [await r for r in (first, second, third)] == [True, True, True]
+        assert [await r for r in (first, second, third)] == [not refusal, True, True]
     assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == [[1, 1], [3]]
 
 
@@ -383,17 +376,5 @@ async def test_four_claims_are_written_at_a_time() -> None:
         assert client.get_count == 4
         client.go.set()
         assert [await r for r in results] == [False] * 6  # reports of other claims
-        assert client.get_count == 6
-
-
-async def test_a_report_during_the_refusal_of_an_earlier_report_is_written() -> None:
-    client = Client()
-    client.writes = [InvalidError("no such thing")]
-    async with running_reporter(make_reporter(client)) as reporter:
-        client.go.clear()
-        first = reporter.queue(CLAIM, {KEY: STATUS})
-        await wait_until(lambda: client.get_count)
-        second = reporter.queue(CLAIM, {KEY: DeviceStatus(data={"vlan": 2})})
-        client.go.set()
-        assert (await first, await second) == (False, True)
-    assert [p.body["status"]["devices"][0]["data"] for p in client.patched] == [{"vlan": 1}, {"vlan": 2}]
+        assert (client.get_count, reporter.fault) == (6, "")
+    assert counts(reporter) == {"written": 0, "dropped": 6, "failed": 0}

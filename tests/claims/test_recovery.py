@@ -397,32 +397,6 @@ async def test_a_claim_that_only_the_hardware_has_is_rolled_back_before_its_devi
         assert driver.calls[2:] == ["prepare begun"]
 
 
-@pytest.mark.parametrize("returned", [5, RuntimeError("\ud800")], ids=["no list", "an exception"])
-async def test_a_wrong_return_value_of_recover_is_reported_in_readiness_and_recover_is_called_again(
-    tmp_path: Path, returned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
-    api, driver = FakeApiServer(), driver_returning(returned)
-    async with running_manager(tmp_path, driver, api) as restarted:
-        (fault,) = await restarted.claims.faults()
-        assert fault.startswith(
-            "recover() of the driver failed, so the plugin does not know which hardware is in use: "
-        )
-        new_ref = api.allocate("x", "x", "d-9", DRIVER)
-        assert isinstance(await restarted.prepare(new_ref), HardwareUnknownError)
-        recovery_task = asyncio.create_task(restarted.claims.background()["recovery"]())  # type: ignore[arg-type]
-        driver.result = [recovered_claim("a", prepared_device("d-0"))]
-
-        async def is_complete() -> bool:
-            return await restarted.claims.faults() == []
-
-        await wait_until(is_complete)
-        assert not recovery_task.done()
-        recovery_task.cancel()
-        assert "a" in await restarted.records()
-        assert not isinstance(await restarted.prepare(new_ref), DraError)
-
-
 async def test_recover_is_called_for_another_instance_that_died_before_its_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

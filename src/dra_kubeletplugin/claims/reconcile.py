@@ -163,12 +163,8 @@ class Reconciler:
 
     async def _reclaim(self, record: Record) -> bool:
         async def is_over() -> bool:
-            try:
-                if not self.context.pods.is_unused(record) or await self._is_live(record, []):
-                    return False  # a kubelet registered meanwhile, or the claim has its devices again
-            except ApiUnavailableError as e:
-                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
-                return False
+            if not self.context.pods.is_unused(record) or await self._is_live(record, []):
+                return False  # a kubelet registered meanwhile, or the claim has its devices again
             log.warning(
                 "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it",
                 extra=claim_fields(record),
