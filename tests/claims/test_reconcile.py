@@ -16,8 +16,9 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import Record, State, reconcile, running_pods
+from dra_kubeletplugin.claims.inflight import Work
 from dra_kubeletplugin.claims.reconcile import ReconcileReport
-from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
+from dra_kubeletplugin.errors import ApiUnavailableError, DraError, DriverError, RecordsError, UndoFailedError
 from dra_kubeletplugin.kube.errors import NotFoundError, api_error
 from dra_kubeletplugin.kube.resource import CLAIMS
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
@@ -122,12 +123,12 @@ async def test_the_loop_logs_a_failed_pass_with_the_folder_that_cannot_be_read_a
         assert lines == [f"reconcile failed; the next pass is in 0.001 s: {error}"]
 
 
-async def test_a_claim_that_fails_or_hangs_is_reported_and_the_others_are_reconciled(
+async def test_each_claim_of_a_pass_is_listed_under_its_result_and_a_claim_in_work_under_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = FakeApiServer()
     async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=1) as manager:
-        await prepare(manager, api, "abc")
+        await prepare(manager, api, "abcde")
         repair = manager.claims.reconciler.rollback.repair_files
 
         async def repair_files(uid: str) -> bool:
@@ -135,12 +136,18 @@ async def test_a_claim_that_fails_or_hangs_is_reported_and_the_others_are_reconc
                 raise DriverError("the disk is full")
             if uid == "b":
                 await asyncio.Event().wait()
+            if uid == "d":
+                raise UndoFailedError("it is logged already")
             return await repair(uid)
 
         monkeypatch.setattr(manager.claims.reconciler.rollback, "repair_files", repair_files)
-        manager.claims.files.specs.remove("c")
+        for uid in "ce":
+            manager.claims.files.specs.remove(uid)
+        work = asyncio.Event()
+        manager.claims.tasks.start("e", Work.TIDY, work.wait)
         report = await manager.claims.reconciler.once(ask_server=False)
-        assert (report.failed, report.still_working, report.files_restored) == (["a"], ["b"], ["c"])
+        work.set()
+        assert (report.failed, report.still_working, report.files_restored) == (["a", "d"], ["b"], ["c"])
         assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
             "cannot reconcile claim: the disk is full"
         ]
@@ -197,7 +204,12 @@ async def test_a_restart_of_the_kubelet_restarts_the_grace_period(clock: Any, mo
         uid = claim["metadata"]["uid"]
         assert (await claims.reconciler.once()).waiting == [uid]
         is_registered, registered = asyncio.Event(), claims.kubelet_registered
-        monkeypatch.setattr(claims, "kubelet_registered", lambda: (registered(), is_registered.set()))
+
+        def register() -> None:
+            registered()
+            is_registered.set()
+
+        monkeypatch.setattr(claims, "kubelet_registered", register)
         await node.kubelet.restart()
         await is_registered.wait()
         clock.now += GRACE + 1
@@ -305,9 +317,9 @@ async def test_the_reads_of_a_pass_end_when_the_api_server_does_not_respond_for_
         async def time_out(ref: Any) -> Any:
             reads.append(ref.name)
             fake_time.now += 15.0
-            raise reconcile.ApiUnavailableError("no response")
+            raise ApiUnavailableError("no response")
 
-        fake_time = SimpleNamespace(now=0.0, monotonic=lambda: fake_time.now)
+        fake_time: Any = SimpleNamespace(now=0.0, monotonic=lambda: fake_time.now)
         monkeypatch.setattr(reconcile, "time", fake_time)
         monkeypatch.setattr(manager.claims.reconciler.verifier, "fetch", time_out)
         await once(manager)
@@ -329,7 +341,9 @@ async def test_a_claim_that_only_the_kubelet_may_unprepare_is_reported_and_logge
         assert (await once(manager)).waiting == []
 
 
-async def test_a_claim_without_a_name_and_a_claim_that_another_instance_prepares_are_unchanged(tmp_path: Path) -> None:
+async def test_a_claim_without_a_name_and_a_claim_that_another_instance_prepares_are_unchanged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The name is not known if the driver reported the claim after a loss of the records."""
     async with (
         running_manager(tmp_path, RecordingDriver()) as manager,
@@ -342,3 +356,4 @@ async def test_a_claim_without_a_name_and_a_claim_that_another_instance_prepares
             await manager.claims.store.do(lambda records, record=record: records.insert(record))  # type: ignore[misc]
         assert await once(manager) == ReconcileReport()
         assert await manager.records() == {"n": "Prepared", "p": "Preparing"}
+        assert "cannot read" not in caplog.text

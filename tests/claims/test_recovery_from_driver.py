@@ -4,6 +4,7 @@ called until it succeeds.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,9 @@ import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.claims.store.records import RECOVER
+from dra_kubeletplugin.claims.store.records import DAMAGED, RECOVER
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
@@ -65,7 +67,10 @@ async def record(store: RecordStore, uid: str) -> Record:
     return stored
 
 
-async def test_recover_is_called_only_after_a_loss_and_once(store: RecordStore) -> None:
+async def test_recover_is_called_only_after_a_loss_and_once(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOW", 0.05)
     driver = RecoveringDriver()
     recovered = recovery(store, driver)
     recovered.fault = "of before"
@@ -74,12 +79,14 @@ async def test_recover_is_called_only_after_a_loss_and_once(store: RecordStore) 
     await pending(store)
     for _ in range(2):
         assert await recovered.once() is True
-    assert (driver.calls, recovered.report) == (1, [])
+    await asyncio.sleep(0.1)
+    assert (driver.calls, recovered.report, recovered.fault) == (1, [], "")
 
 
 async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_back(store: RecordStore) -> None:
     await pending(store)
     await store.do(lambda records: records.set_meta(ENDED + "over", ""))
+    await store.do(lambda records: records.set_meta(DAMAGED + "lost", "lost.damaged-1"))
     driver = RecoveringDriver()
     driver.claims = [
         RecoveredClaim(
@@ -118,6 +125,7 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
     )
     assert len(recovered.report) == 2
     assert await store.do(lambda records: records.get_meta(ENDED)) == {}
+    assert await store.damaged() == []
     assert not await store.recovering()
 
 

@@ -20,11 +20,12 @@ import pytest
 
 from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, pods
 from dra_kubeletplugin import Claim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimIdentity, running_pods
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State, running_pods
 from dra_kubeletplugin.claims.running_pods import ClaimPods
 from dra_kubeletplugin.errors import ClaimBusyError, StoppingError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.helpers.drivers import Toy, make_toy_class
+from tests.helpers.pod_resources import listing_pods
 
 FAST = {"reconcile_interval": 0.1, "reconcile_grace_period": 0}
 
@@ -206,6 +207,37 @@ async def test_a_pod_that_waits_for_the_device_does_not_keep_it_held() -> None:
         assert calls(node, "unprepare") == [uid]
 
 
+async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a kubelet that has just started has read its pods from the API server, it lists none."""
+    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(running_pods, "time", clock)
+    listed: list[tuple[str, str]] = []
+    record = Record("u", "a", "claim", State.PREPARED, "boot")
+    async with listing_pods(tmp_path, listed):
+        socket = tmp_path / "pod-resources" / "kubelet.sock"
+        claim_pods = ClaimPods(socket, Mock(), "node", Mock(), grace_period=60.0)
+
+        async def ended(after: float, *pods: str) -> tuple[list[Record], int]:
+            clock.now += after
+            listed[:] = [("a", pod) for pod in pods]
+            return await claim_pods.ended([record], [record]), len(claim_pods.notes)
+
+        assert await ended(0) == ([], 0)
+        assert await ended(59, "pod") == ([], 1)
+        assert await ended(2) == ([], 0)
+        assert await ended(60) == ([record], 0)
+        claim_pods.set_live(record)
+        assert await ended(60) == ([], 0)
+        assert await ended(60, "pod") == ([], 1)
+        claim_pods.set_live(record)
+        assert claim_pods.notes == []
+        assert await ended(0, "pod") == ([], 1)
+        await claim_pods.ended([], [])
+        assert claim_pods.notes == []
+
+
 async def test_a_kubelet_that_does_not_list_its_pods_frees_nothing() -> None:
     async with one_device() as node:
         uid = await start(node, "a")
@@ -283,7 +315,7 @@ async def test_a_failing_claim_is_forgotten_when_its_pod_is_deleted() -> None:
 def test_a_line_has_the_number_of_tries_and_ages_and_ends_when_the_kubelet_stops_to_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(running_pods, "time", clock)
     ref = ClaimIdentity("ml", "train", "u1")
     claim_pods = ClaimPods(Path("/nonexistent"), Mock(), "node", Mock())

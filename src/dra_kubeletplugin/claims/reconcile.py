@@ -79,15 +79,12 @@ class Reconciler:
         Raises :class:`RecordsError` if the records or the CDI files cannot be read.
         """
         report = ReconcileReport()
-        transitions = self.context.transitions
         with operation():
             records = await self.context.store.all()
             # Unfinished work of dead processes, and rollbacks that failed.
-            unfinished = [
-                r.uid for r in records if r.state is not State.PREPARED and not transitions.has_other_owner(r)
-            ]
+            unfinished = [r.uid for r in records if r.state is not State.PREPARED]
             await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
-            prepared = [r.uid for r in records if transitions.is_prepared(r)]
+            prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
             await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
             if not await self.context.store.recovering():  # until then, the driver may still report claims
                 orphans = await in_own_thread(self._orphans, {r.uid for r in records})
