@@ -327,18 +327,18 @@ async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiErr
 
 
 @pytest.mark.usefixtures("retry_at_once")
-@pytest.mark.parametrize("retry_for", [600.0, -1.0])
+@pytest.mark.parametrize(("retry_for", "failures"), [(600.0, 1), (0.01, 100_000)])
 async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_for_a_bounded_time(
-    retry_for: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    retry_for: float, failures: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_FOR", retry_for)
     client = Client()
-    client.reads = [KeyError("odd")]
+    client.reads = [KeyError("odd")] * failures
     async with running_reporter(make_reporter(client)) as reporter:
-        assert await reporter.queue(CLAIM, {KEY: STATUS}) is (retry_for > 0)
+        assert await reporter.queue(CLAIM, {KEY: STATUS}) is (failures == 1)
         assert reporter._pending == {}
     assert any(r.exc_info for r in caplog.records)
-    assert counts(reporter) == {"written": int(retry_for > 0), "dropped": 0, "failed": 1}
+    assert (counts(reporter)["written"], counts(reporter)["failed"] > 1) == (int(failures == 1), failures > 1)
 
 
 async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,10 +349,20 @@ async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert await asyncio.to_thread(result.wait) is False
 
 
-@pytest.mark.parametrize("refusal", [[], [InvalidError("no such thing")]])
-async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins(refusal: list[Any]) -> None:
+@pytest.mark.usefixtures("retry_at_once")
+@pytest.mark.parametrize(
+    ("failures", "is_first_written", "expected"),
+    [
+        ([], True, [[1, 1], [3]]),
+        ([InvalidError("no such thing")], False, [[1, 1], [3]]),
+        ([ApiError("away")], True, [[1, 1], [3, 1]]),
+    ],
+)
+async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins(
+    failures: list[Any], is_first_written: bool, expected: list[list[int]]
+) -> None:
     client = Client(claim("d", "e"))
-    client.writes = list(refusal)
+    client.writes = list(failures)
     async with running_reporter(make_reporter(client)) as reporter:
         client.go.clear()
         first = reporter.queue(CLAIM, {KEY: STATUS, ("p", "e", ""): STATUS})
@@ -362,8 +372,8 @@ async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_de
         await asyncio.sleep(0)
         assert client.get_count == 1, "one write of a claim at a time"
         client.go.set()
-        assert [await r for r in (first, second, third)] == [not refusal, True, True]
-    assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == [[1, 1], [3]]
+        assert [await r for r in (first, second, third)] == [is_first_written, True, True]
+    assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == expected
 
 
 async def test_four_claims_are_written_at_a_time() -> None:

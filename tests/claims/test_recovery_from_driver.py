@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.recovery import Recovery
@@ -95,6 +95,7 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
             namespace="ns",
             name="c",
             undo_steps=[("board", {"board": "b-0"})],
+            shared_steps=[SharedStep("firmware", "card-0", {"version": "4.2"})],
         ),
         claim("over", [device("d-2", admin_access=True)]),
         claim("late", [device("d-1")]),
@@ -114,6 +115,8 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
         {"request": "r", "pool": "node", "device": "d-1"},
     ]
     assert new_record.undo == [{"step": "board", "data": {"board": "b-0"}}]
+    step = {"step": "firmware", "key": "card-0", "data": {"version": "4.2"}, "ready": True}
+    assert (new_record.shared, new_record.shared_unknown, ended_record.shared_unknown) == ([step], False, True)
     assert new_record.recovered and not new_record.complete and new_record.cdi is None
     assert ended_record.state is State.UNPREPARING
     assert ended_record.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
