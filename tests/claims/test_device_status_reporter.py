@@ -327,7 +327,7 @@ async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiErr
 
 
 @pytest.mark.usefixtures("retry_at_once")
-@pytest.mark.parametrize(("retry_for", "failures"), [(600.0, 1), (0.01, 100_000)])
+@pytest.mark.parametrize(("retry_for", "failures"), [(600.0, 1), (0.3, 100_000)])
 async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_for_a_bounded_time(
     retry_for: float, failures: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
