@@ -11,8 +11,7 @@ import pytest
 from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Claim, Condition, Device, DeviceStatus, Driver, NetworkData, PreparedDevice
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.claims.claim_fields import ClaimFields
-from dra_kubeletplugin.claims.device_status import ClaimIdentity, merged
+from dra_kubeletplugin.claims.device_status import ClaimIdentity
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS
@@ -180,9 +179,3 @@ def test_the_time_of_a_condition_is_unchanged_while_its_status_is() -> None:
     other_status = Condition("Ready", None).json(old_condition, "2026-02-02T00:00:00Z")
     assert same_status["lastTransitionTime"] == "2026-01-01T00:00:00Z" and same_status["reason"] == "New"
     assert other_status["lastTransitionTime"] == "2026-02-02T00:00:00Z" and other_status["status"] == "Unknown"
-
-
-def test_no_status_is_reported_for_deallocated_devices() -> None:
-    for status in (b'{"allocation": {"devices": {"results": []}}}', b"{}"):
-        claim = ClaimFields.decode(b'{"metadata": {"uid": "u"}, "status": ' + status + b"}")
-        assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None

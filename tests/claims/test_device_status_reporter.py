@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import device_status as module
 from dra_kubeletplugin.claims.claim_fields import ClaimFields, ClaimIdentity
 from dra_kubeletplugin.claims.device_status import DeviceStatusReporter, merged
+from dra_kubeletplugin.driver import status
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import (
@@ -117,9 +117,16 @@ async def test_nothing_is_written_to_a_claim_that_is_deleted_or_replaced(read: A
 
 
 BROKEN = [b"[]", b"{", b"[" * 100_000]
+ODD_MANAGERS = [{"manager": "m", "operation": "Apply", "subresource": "status", "fieldsV1": {"f:status": 5}}]
 
 
-@pytest.mark.parametrize("read", [NotFoundError("no such resource"), ApiError("away"), *BROKEN])
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(NotFoundError("no such resource"), ApiError("away"), *BROKEN, claim("d", managedFields=[5])),
+        *(claim("d", managedFields=ODD_MANAGERS), claim("d", status={"devices": [5]})),
+    ],
+)
 async def test_an_unreadable_claim_is_an_error(read: Any) -> None:
     client = Client()
     client.reads = [read]
@@ -288,18 +295,9 @@ async def test_reports_are_written_also_from_threads_and_from_before_the_start()
     async with running_reporter(reporter):
         assert await early is True
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
-        assert await asyncio.to_thread(lambda: reporter.of(CLAIM).report(KEY, STATUS).wait()) is True
+        assert await asyncio.to_thread(lambda: reporter.of(CLAIM)(KEY, STATUS).wait()) is True
     assert counts(reporter) == {"written": 3, "dropped": 0, "failed": 0}
     assert reporter._pending == {}
-
-
-async def test_a_report_for_a_deleted_claim_is_dropped_without_a_fault() -> None:
-    client = Client()
-    client.reads = [NOT_FOUND]
-    async with running_reporter(make_reporter(client)) as reporter:
-        assert await reporter.queue(CLAIM, {KEY: STATUS}) is False
-        assert reporter.fault == ""
-    assert counts(reporter) == {"written": 0, "dropped": 1, "failed": 0}
 
 
 @pytest.mark.usefixtures("retry_at_once")
@@ -325,47 +323,46 @@ async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiErr
     async with running_reporter(make_reporter(client)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is False
         assert "cannot write device status to claims: " in reporter.fault
-        assert reporter._pending == {}
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
 
 
 @pytest.mark.usefixtures("retry_at_once")
-@pytest.mark.parametrize("retry_for", [600.0, -1.0])
+@pytest.mark.parametrize(("retry_for", "failures"), [(600.0, 1), (0.3, 100_000)])
 async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_for_a_bounded_time(
-    retry_for: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    retry_for: float, failures: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RETRY_FOR", retry_for)
     client = Client()
-    client.reads = [KeyError("odd")]
+    client.reads = [KeyError("odd")] * failures
     async with running_reporter(make_reporter(client)) as reporter:
-        assert await reporter.queue(CLAIM, {KEY: STATUS}) is (retry_for > 0)
+        assert await reporter.queue(CLAIM, {KEY: STATUS}) is (failures == 1)
         assert reporter._pending == {}
-    assert any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records)
-    assert counts(reporter) == {"written": int(retry_for > 0), "dropped": 0, "failed": 1}
-
-
-def test_the_pause_doubles_with_each_failure_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: high)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    reporter = make_reporter(Client.__new__(Client))
-    pending = module._PendingStatuses(CLAIM, since=100.0)
-    pauses = []
-    for _ in range(9):
-        assert reporter._gives_up(pending, ApiError("away")) is False
-        pauses.append(round(pending.not_before - 100.0, 3))
-    assert pauses == [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    assert any(r.exc_info for r in caplog.records)
+    assert (counts(reporter)["written"], counts(reporter)["failed"] > 1) == (int(failures == 1), failures > 1)
 
 
 async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_WAIT", 0.01)
+    monkeypatch.setattr(status, "_WAIT", 0.01)
     reporter = make_reporter(Client())
     result = reporter.queue(CLAIM, {KEY: STATUS})
     assert await result is False
     assert await asyncio.to_thread(result.wait) is False
 
 
-async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins() -> None:
+@pytest.mark.usefixtures("retry_at_once")
+@pytest.mark.parametrize(
+    ("failures", "is_first_written", "expected"),
+    [
+        ([], True, [[1, 1], [3]]),
+        ([InvalidError("no such thing")], False, [[1, 1], [3]]),
+        ([ApiError("away")], True, [[1, 1], [3, 1]]),
+    ],
+)
+async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins(
+    failures: list[Any], is_first_written: bool, expected: list[list[int]]
+) -> None:
     client = Client(claim("d", "e"))
+    client.writes = list(failures)
     async with running_reporter(make_reporter(client)) as reporter:
         client.go.clear()
         first = reporter.queue(CLAIM, {KEY: STATUS, ("p", "e", ""): STATUS})
@@ -375,8 +372,8 @@ async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_de
         await asyncio.sleep(0)
         assert client.get_count == 1, "one write of a claim at a time"
         client.go.set()
-        assert [await r for r in (first, second, third)] == [True, True, True]
-    assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == [[1, 1], [3]]
+        assert [await r for r in (first, second, third)] == [is_first_written, True, True]
+    assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == expected
 
 
 async def test_four_claims_are_written_at_a_time() -> None:
@@ -387,61 +384,7 @@ async def test_four_claims_are_written_at_a_time() -> None:
         await wait_until(lambda: client.get_count == 4)
         await asyncio.sleep(0.02)
         assert client.get_count == 4
-        assert reporter._pause() == module._MAX_PAUSE
         client.go.set()
         assert [await r for r in results] == [False] * 6  # reports of other claims
-        assert client.get_count == 6
-
-
-async def test_a_new_report_does_not_wait_for_the_pause_of_a_failed_one() -> None:
-    client = Client()
-    client.reads = [ApiError("away")]
-    async with running_reporter(make_reporter(client)) as reporter:
-        first = reporter.queue(CLAIM, {KEY: STATUS})
-        await wait_until(lambda: reporter.fault)
-        (pending,) = reporter._pending.values()
-        pending.not_before += 600
-        assert await reporter.queue(CLAIM, {("p", "x", ""): STATUS}) is True
-        assert await first is True
-
-
-async def test_too_many_pending_reports_drop_the_oldest(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 2)
-    monkeypatch.setattr(module, "_WAIT", 600.0)
-    reporter = make_reporter(Client())
-    claims = [ClaimIdentity("ns", "c", f"u{i}") for i in range(3)]
-    results = [reporter.queue(ref, {KEY: STATUS}) for ref in (claims[0], claims[1])]
-    results.append(reporter.queue(claims[0], {KEY: STATUS}))  # not an additional claim, but now the newest report
-    assert list(reporter._pending) == ["u1", "u0"]
-    reporter.queue(claims[2], {KEY: STATUS})
-    assert list(reporter._pending) == ["u0", "u2"]
-    async with asyncio.timeout(30):
-        assert await results[1] is False
-    assert "too many reports are pending" in caplog.text
-
-
-async def test_the_next_attempt_runs_at_exactly_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    reporter = make_reporter(Client())
-    assert reporter._pause() == module._MAX_PAUSE
-    assert reporter._due() == []
-    for uid, due in (("u0", 107.0), ("u1", 103.0), ("u2", 101.0), ("u3", 100.0), ("u4", 500.0)):
-        reporter._pending[uid] = module._PendingStatuses(ClaimIdentity("ns", "c", uid), not_before=due)
-    reporter._busy = {"u2", "u3"}
-    assert reporter._pause() == 3.0
-    assert reporter._due() == []
-    reporter._busy = {"a", "b", "c", "u2"}
-    assert reporter._due() == []
-    reporter._busy = {"u2"}
-    assert reporter._pause() == 0.01
-    assert [p.claim.uid for p in reporter._due()] == ["u3"]
-
-
-def test_a_listener_is_notified_once() -> None:
-    notifications: list[bool] = []
-    pending = module._PendingStatuses(CLAIM, listeners=[notifications.append])
-    pending.notify(True)
-    pending.notify(False)
-    assert notifications == [True]
+        assert (client.get_count, reporter.fault) == (6, "")
+    assert counts(reporter) == {"written": 0, "dropped": 6, "failed": 0}

@@ -1,6 +1,4 @@
-"""Reconciling unprepares a vanished claim only if no pod got it again, and only after the grace period of the
-kubelet.
-"""
+"""Reconcile passes: what a pass changes, which claims it unprepares and when, and how one claim's fault affects the others."""
 
 from __future__ import annotations
 
@@ -17,12 +15,17 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import reconcile
+from dra_kubeletplugin.claims import Record, State, reconcile, running_pods
+from dra_kubeletplugin.claims.inflight import Work
+from dra_kubeletplugin.claims.reconcile import ReconcileReport
+from dra_kubeletplugin.errors import ApiUnavailableError, DraError, DriverError, RecordsError, UndoFailedError
+from dra_kubeletplugin.kube.errors import NotFoundError, api_error
 from dra_kubeletplugin.kube.resource import CLAIMS
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref
+from tests.helpers.waiting import wait_until
 
 GRACE = 100.0
 
@@ -42,69 +45,116 @@ class RecordingDriver(Driver):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The clock of reconciling alone; the test sets ``now``."""
+    """The clock of grace periods; the test sets ``now``."""
     fake_time = SimpleNamespace(now=0.0)
     fake_time.monotonic = lambda: fake_time.now
-    monkeypatch.setattr(reconcile, "time", fake_time)
+    monkeypatch.setattr(running_pods, "time", fake_time)
     return fake_time
 
 
-def deallocate(api: FakeApiServer, name: str) -> Any:
-    """Removes the devices of a claim. Returns the claim before the change."""
-    old_claim = api.claims[name]
-    api.claims[name] = {**old_claim, "status": {}}
-    return old_claim
+async def prepare(manager: RunningManager, api: FakeApiServer, names: str = "a") -> None:
+    for i, name in enumerate(names):
+        response = await manager.prepare(api.allocate(name, name, f"d-{i}", DRIVER))
+        assert not isinstance(response, DraError), response
 
 
-async def reallocate_and_prepare(api: FakeApiServer, claim_object: Any, manager: RunningManager) -> None:
-    api.claims["a"] = claim_object
-    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
-    assert not isinstance(await manager.prepare(claim_ref), Exception)
+def deallocate(api: FakeApiServer, name: str) -> None:
+    api.claims[name] = {**api.claims[name], "status": {}}
 
 
-@pytest.mark.parametrize("preparing_instance", ["old", "new"])
-async def test_a_claim_that_is_allocated_again_during_a_pass_keeps_its_devices(
-    tmp_path: Path, preparing_instance: str
+async def once(manager: RunningManager) -> ReconcileReport:
+    return await manager.claims.reconciler.once()
+
+
+# --- files, and the report ------------------------------------------------------------------------------
+
+
+async def test_a_pass_restores_files_and_counts_its_actions(tmp_path: Path) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+        await prepare(manager, api, "ab")
+        assert str(await once(manager)) == "nothing to do"
+        manager.claims.files.specs.remove("a")
+        deallocate(api, "b")
+        report = await once(manager)
+        assert (report.files_restored, report.unprepared) == (["a"], ["b"])
+        assert str(report) == "files restored: 1, unprepared: 1"
+        counts = dict(t.split() for t in manager.metrics.text().decode().splitlines() if "reconcile_actions" in t[:24])
+        assert counts['dra_reconcile_actions_total{action="files_restored"}'] == "1.0"
+        assert counts['dra_reconcile_actions_total{action="failed"}'] == "0.0"
+
+
+async def test_a_file_without_a_record_is_removed_only_while_no_recovery_is_due(tmp_path: Path) -> None:
+    async with running_manager(tmp_path, RecordingDriver()) as manager:
+        specs = manager.claims.files.specs
+        uid = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
+        specs.write(uid, {"kind": "k"})
+        await manager.claims.store.do(lambda records: records.set_meta("recover", "pending"))
+        assert await once(manager) == ReconcileReport()
+        await manager.claims.store.do(lambda records: records.clear_meta("recover"))
+        (specs.path(uid).parent / f".{specs.path(uid).name}.tmp-1-00000000").touch()  # of a dead writer
+        assert (await once(manager)).files_removed == [uid]
+        assert [p for p in manager.settings.cdi_root.iterdir() if ".tmp-" in p.name] == []
+
+
+async def test_the_loop_logs_a_failed_pass_with_the_folder_that_cannot_be_read_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pass reads all other claims and the node between the read of this claim and its unprepare. By then its pod may
-    run, prepared by this instance or by another.
-    """
-    api, driver = FakeApiServer(), RecordingDriver()
-    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with (
-        running_manager(tmp_path, driver, api) as old_manager,
-        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
-    ):
-        await old_manager.prepare(claim_ref)
-        old_claim, is_away = deallocate(api, "a"), old_manager.claims.reconciler.verifier.slices.kubelet_is_away
+    async with running_manager(tmp_path, RecordingDriver()) as manager:
+        passes: list[int] = []
 
-        async def reallocate_and_ask() -> bool:
-            if preparing_instance == "old":
-                await reallocate_and_prepare(api, old_claim, old_manager)
-            return await is_away()
+        def fails_once(_: Any) -> None:
+            passes.append(1)
+            if len(passes) == 1:
+                raise OSError(5, "Input/output error")
 
-        real_fetch, fetched = old_manager.claims.reconciler.verifier.fetch, list[Any]()
+        monkeypatch.setattr(manager.claims.files.specs, "clean", fails_once)
+        task = asyncio.create_task(manager.claims.reconciler.run(0.001))
+        await wait_until(lambda: len(passes) > 2)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        lines = [r.getMessage() for r in caplog.records if "reconcile failed" in r.msg]
+        error = RecordsError(f"{manager.settings.cdi_root} cannot be read (Input/output error): see its mount")
+        assert lines == [f"reconcile failed; the next pass is in 0.001 s: {error}"]
 
-        async def fetch(ref: Any) -> Any:
-            fetched.append(await real_fetch(ref))
-            if (
-                preparing_instance == "new" and len(fetched) == 2
-            ):  # the last fetch, in which the claim has no devices yet
-                await reallocate_and_prepare(api, old_claim, new_manager)
-            return fetched[-1]
 
-        old_manager.claims.reconciler.verifier.slices.kubelet_is_away = reallocate_and_ask  # type: ignore[method-assign]
-        old_manager.claims.reconciler.verifier.fetch = fetch  # type: ignore[method-assign]
-        report = await old_manager.claims.reconciler.once()
-        assert (report.unprepared, driver.unprepared) == ([], [])
-        assert await old_manager.records() == {"a": "Prepared"}
-        assert old_manager.claims.files.specs.exists("a")
+async def test_each_claim_of_a_pass_is_listed_under_its_result_and_a_claim_in_work_under_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=1) as manager:
+        await prepare(manager, api, "abcde")
+        repair = manager.claims.reconciler.rollback.repair_files
+
+        async def repair_files(uid: str) -> bool:
+            if uid == "a":
+                raise DriverError("the disk is full")
+            if uid == "b":
+                await asyncio.Event().wait()
+            if uid == "d":
+                raise UndoFailedError("it is logged already")
+            return await repair(uid)
+
+        monkeypatch.setattr(manager.claims.reconciler.rollback, "repair_files", repair_files)
+        for uid in "ce":
+            manager.claims.files.specs.remove(uid)
+        work = asyncio.Event()
+        manager.claims.tasks.start("e", Work.TIDY, work.wait)
+        report = await manager.claims.reconciler.once(ask_server=False)
+        work.set()
+        assert (report.failed, report.still_working, report.files_restored) == (["a", "d"], ["b"], ["c"])
+        assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
+            "cannot reconcile claim: the disk is full"
+        ]
+
+
+# --- claims that may have ended --------------------------------------------------------------------------
 
 
 async def prepare_again(manager: RunningManager, api: FakeApiServer) -> None:
-    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
-    await manager.unprepare(claim_ref)
-    await manager.prepare(claim_ref)
+    await manager.unprepare(api.allocate("a", "a", "d-0", DRIVER))
+    await prepare(manager, api)
     deallocate(api, "a")
 
 
@@ -112,83 +162,194 @@ async def register_kubelet(manager: RunningManager, api: FakeApiServer) -> None:
     manager.claims.kubelet_registered()
 
 
-@pytest.mark.parametrize("interruption", [prepare_again, register_kubelet])
-async def test_the_grace_period_begins_again_after_a_prepare_or_a_registration_of_the_kubelet(
+async def lose_kubelet(manager: RunningManager, api: FakeApiServer) -> None:
+    api.ready = "Unknown"
+
+
+@pytest.mark.parametrize("interruption", [prepare_again, register_kubelet, lose_kubelet])
+async def test_the_grace_period_begins_again_after_a_prepare_or_while_the_kubelet_was_away(
     tmp_path: Path, clock: Any, interruption: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
-    """A claim may be prepared again between two passes. A kubelet that starts first ends the containers that it
-    missed.
-    """
+    """A claim may be prepared again between two passes. A kubelet that starts first ends the containers that it missed."""
     api, driver = FakeApiServer(), RecordingDriver()
     async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE) as manager:
-        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        await prepare(manager, api)
         deallocate(api, "a")
-        assert (await manager.claims.reconciler.once()).waiting == ["a"]
+        assert (await once(manager)).waiting == ["a"]
         await interruption(manager, api)
         driver.unprepared.clear()
         clock.now += GRACE + 1
-        assert (await manager.claims.reconciler.once()).waiting == ["a"]
+        assert (await once(manager)).waiting == ["a"]
+        api.ready = "True"
+        if interruption is lose_kubelet:
+            assert (await once(manager)).waiting == ["a"]
         clock.now += GRACE - 1
-        assert (await manager.claims.reconciler.once()).waiting == ["a"]
+        assert (await once(manager)).waiting == ["a"]
         assert driver.unprepared == []
         clock.now += 1
-        assert (await manager.claims.reconciler.once()).unprepared == ["a"]
+        assert (await once(manager)).unprepared == ["a"]
         assert driver.unprepared == ["a"]
 
 
-async def test_a_kubelet_that_registers_during_a_pass_gets_its_grace_period(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), RecordingDriver()
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        api.claims.clear()
-        is_away = manager.claims.reconciler.verifier.slices.kubelet_is_away
-
-        async def ask_and_register() -> bool:
-            is_kubelet_away = await is_away()
-            manager.claims.kubelet_registered()
-            return is_kubelet_away
-
-        manager.claims.reconciler.verifier.slices.kubelet_is_away = ask_and_register  # type: ignore[method-assign]
-        await manager.claims.reconciler.once()
-        assert driver.unprepared == []
-
-
 async def test_a_restart_of_the_kubelet_restarts_the_grace_period(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_registered = asyncio.Event()
     async with node_with(make_toy_class(), reconcile_grace_period=GRACE) as node:
-        reconciler = node.plugin.claims.reconciler
+        claims = node.plugin.claims
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(claim))
         await node.cluster.client.delete(CLAIMS, "c", "default")
         uid = claim["metadata"]["uid"]
-        assert (await reconciler.once()).waiting == [uid]
-        real_registered = reconciler.kubelet_registered
+        assert (await claims.reconciler.once()).waiting == [uid]
+        is_registered, registered = asyncio.Event(), claims.kubelet_registered
 
         def register() -> None:
-            real_registered()
+            registered()
             is_registered.set()
 
-        monkeypatch.setattr(reconciler, "kubelet_registered", register)
+        monkeypatch.setattr(claims, "kubelet_registered", register)
         await node.kubelet.restart()
         await is_registered.wait()
         clock.now += GRACE + 1
-        assert (await reconciler.once()).waiting == [uid]
+        assert (await claims.reconciler.once()).waiting == [uid]
 
 
-async def test_claims_that_cannot_be_read_do_not_hide_other_claims(tmp_path: Path) -> None:
-    """A pass reads claims with failed reads last in the next pass, whatever their number."""
+async def allocate_again(manager: RunningManager, api: FakeApiServer) -> None:
+    await prepare(manager, api)
+
+
+async def lose_server(manager: RunningManager, api: FakeApiServer) -> None:
+    api.claims["a"] = {"metadata": "of another kind"}
+
+
+@pytest.mark.parametrize("change", [allocate_again, lose_server, register_kubelet])
+async def test_a_change_during_a_pass_keeps_the_devices(
+    tmp_path: Path, change: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
+) -> None:
+    """A pass reads all other claims and the node between the read of this claim and its unprepare."""
     api, driver = FakeApiServer(), RecordingDriver()
-    refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("abcdefgh")]
     async with running_manager(tmp_path, driver, api) as manager:
-        for claim_ref in refs:
-            await manager.prepare(claim_ref)
+        await prepare(manager, api)
+        deallocate(api, "a")
+        slices = manager.claims.reconciler.verifier.slices
+        is_away = slices.kubelet_is_away
+
+        async def change_and_ask() -> bool:
+            await change(manager, api)
+            return await is_away()
+
+        slices.kubelet_is_away = change_and_ask  # type: ignore[method-assign]
+        assert (await once(manager)).unprepared == driver.unprepared == []
+        assert await manager.records() == {"a": "Prepared"}
+        assert manager.claims.files.specs.exists("a")
+
+
+async def test_a_claim_that_another_instance_prepares_after_the_last_read_keeps_its_devices(tmp_path: Path) -> None:
+    api, driver = FakeApiServer(), RecordingDriver()
+    async with (
+        running_manager(tmp_path, driver, api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
+        await prepare(old_manager, api)
+        deallocate(api, "a")
+        verifier, fetched = old_manager.claims.reconciler.verifier, list[Any]()
+        real_fetch = verifier.fetch
+
+        async def fetch(ref: Any) -> Any:
+            fetched.append(await real_fetch(ref))
+            if len(fetched) == 2:  # the last fetch, in which the claim has no devices yet
+                await prepare(new_manager, api)
+            return fetched[-1]
+
+        verifier.fetch = fetch  # type: ignore[method-assign]
+        assert (await once(old_manager)).unprepared == driver.unprepared == []
+        assert await old_manager.records() == {"a": "Prepared"}
+        assert old_manager.claims.files.specs.exists("a")
+
+
+@pytest.mark.parametrize("fault", [NotFoundError("no such node"), api_error("no", 500), TimeoutError()])
+async def test_a_kubelet_whose_node_cannot_be_read_is_not_ready(tmp_path: Path, fault: Exception) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+        await prepare(manager, api)
+        api.claims.clear()
+        get = api.get
+
+        async def failing(resource: Any, *args: Any, **options: Any) -> Any:
+            if resource.plural == "nodes":
+                raise fault
+            return await get(resource, *args, **options)
+
+        api.get = failing  # type: ignore[method-assign]
+        report = await once(manager)
+        assert (report.unprepared, report.waiting) == ([], ["a"])
+
+
+async def test_claims_that_cannot_be_read_do_not_hide_other_claims(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, driver = FakeApiServer(), RecordingDriver()
+    async with running_manager(tmp_path, driver, api) as manager:
+        await prepare(manager, api, "abcdefgh")
         for name in "abcdef":
             api.claims[name] = {"metadata": "of another kind"}
         del api.claims["h"]
-        for _ in range(3):
-            await manager.claims.reconciler.once()
+        await once(manager)
         assert driver.unprepared == ["h"]
+        (line,) = [r.getMessage() for r in caplog.records if "cannot read claims" in r.msg]
+        assert line.startswith("cannot read claims from the API server: 6, for example: claim ns/a cannot be read now")
         for name in "abcdef":
             del api.claims[name]
-        await manager.claims.reconciler.once()
+        await once(manager)
         assert sorted(driver.unprepared) == list("abcdefh")
+
+
+async def test_the_reads_of_a_pass_end_when_the_api_server_does_not_respond_for_the_time_of_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=40) as manager:
+        await prepare(manager, api, "abcdef")
+        reads = []
+
+        async def time_out(ref: Any) -> Any:
+            reads.append(ref.name)
+            fake_time.now += 15.0
+            raise ApiUnavailableError("no response")
+
+        fake_time: Any = SimpleNamespace(now=0.0, monotonic=lambda: fake_time.now)
+        monkeypatch.setattr(reconcile, "time", fake_time)
+        monkeypatch.setattr(manager.claims.reconciler.verifier, "fetch", time_out)
+        await once(manager)
+        assert reads == ["a", "b", "c"]
+
+
+async def test_a_claim_that_only_the_kubelet_may_unprepare_is_reported_and_logged_with_its_devices(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+        await prepare(manager, api)
+        api.allocate("a", "a", "d-1", DRIVER)
+        api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
+        assert (await once(manager)).waiting == ["a"]
+        (line,) = [vars(r) for r in caplog.records if "its pod may still use them" in r.getMessage()]
+        assert (line["claim"], line["devices"]) == ("ns/a", ["d-0"])
+        api.allocate("a", "a", "d-0", DRIVER)
+        assert (await once(manager)).waiting == []
+
+
+async def test_a_claim_without_a_name_and_a_claim_that_another_instance_prepares_are_unchanged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name is not known if the driver reported the claim after a loss of the records."""
+    async with (
+        running_manager(tmp_path, RecordingDriver()) as manager,
+        running_manager(tmp_path, RecordingDriver()) as other_manager,
+    ):
+        for record in (
+            Record("n", "ns", "", State.PREPARED, "boot", recovered=True),
+            Record("p", "ns", "p", State.PREPARING, "boot", other_manager.process.id),
+        ):
+            await manager.claims.store.do(lambda records, record=record: records.insert(record))  # type: ignore[misc]
+        assert await once(manager) == ReconcileReport()
+        assert await manager.records() == {"n": "Prepared", "p": "Preparing"}
+        assert "cannot read" not in caplog.text

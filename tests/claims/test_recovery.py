@@ -6,30 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import random
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, RecordStore, State, recovery
+from dra_kubeletplugin.claims import RecordStore, State, recovery
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.store import files, folder
-from dra_kubeletplugin.claims.store.files import RecordFiles
 from dra_kubeletplugin.claims.store.offline import forget
-from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER, Records, file_name
-from dra_kubeletplugin.claims.store.store import Mode
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError, RecordsError
+from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
@@ -244,55 +238,6 @@ async def test_records_of_a_dead_instance_are_restored_from_notes_and_older_memo
         assert await idle.recovering()
 
 
-async def test_a_repair_that_cannot_be_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    async with instance(tmp_path) as first, instance(tmp_path) as second:
-        await insert(first, make_record("a", "d-0", State.PREPARING))
-        await second.all()
-        for step in ("write_temporary", "keep_synced"):
-            remove(tmp_path)
-            with monkeypatch.context() as patch:
-                patch.setattr(RecordFiles, step, fails)
-                with pytest.raises(RecordsError, match="the disk is full"):
-                    await insert(first, make_record("b", "d-1"))
-        await insert(second, make_record("c", "d-2"))
-        assert {r.uid for r in await first.all()} == {"a", "c"}
-
-
-@pytest.mark.parametrize("is_older", [False, True])
-async def test_a_claim_from_a_backup_whose_device_belongs_to_another_claim_is_rolled_back_without_the_driver(
-    tmp_path: Path, is_older: bool
-) -> None:
-    """The plugin is killed, and an older copy of the folder replaces the records: the end of a claim is lost."""
-    killed_store = open_store(tmp_path)
-    await finish_recovery(killed_store)
-    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    ended_record, kept_record = (make_record_with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1")))
-    ended_record.created = 1.0 if is_older else 2e9
-    for record in (ended_record, kept_record):
-        await insert(killed_store, record)
-    shutil.copytree(tmp_path / RECORDS, tmp_path / "copy")
-    specs.remove("ended")
-    specs.remove_note("ended")
-    await killed_store.do(lambda records: records.delete(ended_record.fence))
-    await insert(killed_store, make_record_with_file(tmp_path, "later", "d-0"))
-    await kill(killed_store)
-    remove(tmp_path)
-    (tmp_path / "copy").rename(tmp_path / RECORDS)
-    async with instance(tmp_path) as store:
-        assert {r.uid: r.superseded for r in await store.all()} == {"ended": True, "later": False, "kept": False}
-        assert await store.recovering()
-        assert any("two claims have one device" in line for line in store.folder.report)
-        for uid in ("ended", "later"):  # in either order, the device is free only after both
-            with pytest.raises(DeviceHeldError):
-                await insert(store, make_record("thief", "d-0"))
-            specs.remove_note(uid)
-            await store.do(lambda records, uid=uid: records.forget(uid))  # type: ignore[misc]
-        await insert(store, make_record("new", "d-0"))
-
-
 async def test_of_lost_claims_with_one_device_the_oldest_keeps_it(tmp_path: Path) -> None:
     for i, uid in enumerate(("b", "c", "a")):
         record = make_record(uid, "d-0")
@@ -304,156 +249,7 @@ async def test_of_lost_claims_with_one_device_the_oldest_keeps_it(tmp_path: Path
             await insert(store, make_record("thief", "d-0"))
 
 
-async def test_a_folder_that_is_removed_during_a_write_is_written_again_with_this_write(tmp_path: Path) -> None:
-    async with instance(tmp_path) as store:
-        await insert(store, make_record("before", "d-1"))
-
-        removals = [remove]
-
-        def insert_and_remove_folder(records: Records) -> None:
-            records.insert(make_record("a", "d-0"))
-            while removals:
-                removals.pop()(tmp_path)
-
-        await store.do(insert_and_remove_folder)
-        async with instance(tmp_path) as other_instance:
-            assert {r.uid for r in await other_instance.all()} == {"before", "a"}
-
-
-class TwoInstances:
-    """Two instances on one folder, without event loop. ``holders`` contains the instance that got a device."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.folder = folder
-        self.stores = {name: open_store(folder, wait=0.01) for name in "ab"}
-        self.holders: dict[str, str] = {}
-
-    def add(self, name: str, device: str) -> None:
-        """Makes an instance request a device. The result may be that the records are busy, or that the device is held."""
-        store = self.stores[name]
-        record = make_record(f"{name}-{device}", device, State.PREPARING, store.folder.process.id)
-        (result,) = store._work([(lambda records: records.read(record.uid) or records.insert(record), Mode.WRITE)])
-        if not isinstance(result, RecordsError | DeviceHeldError):
-            assert result is None or isinstance(result, Record), result
-            assert self.holders.setdefault(device, name) == name, f"{device} has two holders"
-
-    def check(self) -> None:
-        """Asserts that each instance has the claims of both after each has checked its files."""
-        for name in "aba":
-            self.stores[name].folder.check()
-        for name, device in itertools.product("ab", list(self.holders)):
-            self.add(name, device)
-        for name, store in self.stores.items():
-            self.add(name, f"d-{name}")
-            store.folder.check()
-        for store in self.stores.values():
-            store.folder.check()
-            held = {hold.device: hold.uid[0] for s in store.folder.records.stored().values() for hold in s.holds}
-            assert held == self.holders
-        assert {"d-a", "d-b"} <= self.holders.keys()
-
-    def end(self) -> None:
-        for store in self.stores.values():
-            store.folder.close()
-            store.folder.process.release()
-
-
-def before_line(number: int, action: Callable[[], object]) -> Callable[..., Any]:
-    """Returns a trace function that calls ``action`` before the ``number``-th new line of the store is executed."""
-    executed: set[tuple[str, int]] = set()
-
-    def count(frame: FrameType, event: str, _: object) -> Any:
-        line = frame.f_code.co_filename, frame.f_lineno
-        if event == "line" and line not in executed:
-            executed.add(line)
-            if len(executed) == number:
-                sys.settrace(None)
-                action()
-        return count
-
-    return lambda frame, *_: count if frame.f_code.co_filename in {files.__file__, folder.__file__} else None
-
-
-DAMAGES_OF_FOLDER: dict[str, Callable[[TwoInstances], object]] = {
-    "removed": lambda both: remove(both.folder),
-    "replaced": lambda both: (remove(both.folder), (both.folder / RECORDS).mkdir()),
-    "metadata removed": lambda both: (both.folder / RECORDS / NODE_FILE).unlink(missing_ok=True),
-    "overwritten": lambda both: [file.write_bytes(b"garbage") for file in (both.folder / RECORDS).glob("[!.]*.json")],
-    "the other writes": lambda both: both.add("b", "d-2"),
-    "the other ends": lambda both: both.stores["b"].folder.process.release(),
-}
-
-
-@pytest.mark.crash
-@pytest.mark.cases(3)
-@pytest.mark.parametrize("then", DAMAGES_OF_FOLDER)
-@pytest.mark.parametrize("first", list(DAMAGES_OF_FOLDER)[:4])
-def test_damage_before_any_line_of_a_repair_loses_no_claim(
-    tmp_path: Path, first: str, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(os, "fdatasync", lambda fd: None)
-    for number in itertools.count(1):
-        both, reached = TwoInstances(tmp_path / str(number)), list[int]()
-        try:
-            both.add("a", "d-0")
-            both.add("b", "d-1")
-            both.stores["a"].folder.check()
-            DAMAGES_OF_FOLDER[first](both)
-            tracer = sys.gettrace()
-            sys.settrace(before_line(number, lambda: (reached.append(number), DAMAGES_OF_FOLDER[then](both))))  # noqa: B023
-            both.add("a", "d-3")
-            sys.settrace(tracer)
-            if not reached:
-                assert number > 50
-                return
-            if then == "the other ends":
-                both.stores["b"].folder.process.acquire()
-            both.check()
-        finally:
-            both.end()
-
-
-# --- a file that is removed or damaged --------------------------------------------------------------------
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "removed": Path.unlink,
-    "emptied": lambda file: os.truncate(file, 0),
-    "cut": lambda file: os.truncate(file, 50),
-    "garbage": lambda file: file.write_bytes(os.urandom(1000)),
-    "another claim": lambda file: file.write_bytes((file.parent / file_name("other")).read_bytes()),
-}
-
-
-@pytest.mark.parametrize("is_running", [True, False])
-@pytest.mark.parametrize("damage_one", DAMAGES.values(), ids=DAMAGES)
-async def test_a_damaged_file_is_written_again_from_memory_or_from_the_note(
-    tmp_path: Path, damage_one: Callable[[Path], object], is_running: bool
-) -> None:
-    file = tmp_path / RECORDS / file_name("a")
-    store = open_store(tmp_path)
-    await finish_recovery(store)
-    record = make_record_with_file(tmp_path, "a", "d-0", undo=[{"step": "s", "data": {}}])
-    await insert(store, record)
-    await insert(store, make_record("other", "d-1"))
-    content = file.read_bytes()
-    if is_running:
-        damage_one(file)
-        await store.check_files()
-        assert file.read_bytes() == content
-    await store.close()
-    store.folder.process.release()
-    damage_one(file)
-    async with instance(tmp_path) as next_store:
-        restored = await next_store.get("a")
-        assert isinstance(restored, Record)
-        assert (restored.devices, restored.undo, restored.state) == (record.devices, record.undo, State.PREPARED)
-        with pytest.raises(DeviceHeldError):
-            await insert(next_store, make_record("thief", "d-0"))
-        assert any("written again" in line for line in next_store.folder.report)
-        assert await next_store.recovering() or damage_one is not Path.unlink
+# --- a loss of the records while no plugin runs ---------------------------------------------------------
 
 
 async def test_without_a_copy_no_claim_is_prepared_until_the_damaged_claim_is_forgotten(tmp_path: Path) -> None:
@@ -599,41 +395,6 @@ async def test_a_claim_that_only_the_hardware_has_is_rolled_back_before_its_devi
         await manager.unprepare(api.allocate("ended", "ended", "d-0", DRIVER))
         assert not isinstance(await manager.prepare(ref), DraError)
         assert driver.calls[2:] == ["prepare begun"]
-
-
-WRONG: dict[str, Any] = {"no list": 5, "an exception": RuntimeError("\ud800"), "an end": SystemExit(3)}
-
-
-@pytest.mark.parametrize("returned", WRONG.values(), ids=WRONG)
-async def test_a_wrong_return_value_of_recover_is_reported_in_readiness_and_recover_is_called_again(
-    tmp_path: Path, returned: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
-    api, driver = FakeApiServer(), driver_returning(returned)
-    if isinstance(returned, BaseException):
-
-        def raises() -> None:
-            raise returned
-
-        driver.result = raises
-    async with running_manager(tmp_path, driver, api) as restarted:
-        (fault,) = await restarted.claims.faults()
-        assert fault.startswith(
-            "recover() of the driver failed, so the plugin does not know which hardware is in use: "
-        )
-        new_ref = api.allocate("x", "x", "d-9", DRIVER)
-        assert isinstance(await restarted.prepare(new_ref), HardwareUnknownError)
-        recovery_task = asyncio.create_task(restarted.claims.background()["recovery"]())  # type: ignore[arg-type]
-        driver.result = [recovered_claim("a", prepared_device("d-0"))]
-
-        async def is_complete() -> bool:
-            return await restarted.claims.faults() == []
-
-        await wait_until(is_complete)
-        assert not recovery_task.done()
-        recovery_task.cancel()
-        assert "a" in await restarted.records()
-        assert not isinstance(await restarted.prepare(new_ref), DraError)
 
 
 async def test_recover_is_called_for_another_instance_that_died_before_its_call(

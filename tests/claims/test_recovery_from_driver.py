@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.claims.store.records import RECOVER
+from dra_kubeletplugin.claims.store.records import DAMAGED, RECOVER
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
@@ -30,12 +30,9 @@ class RecoveringDriver(Driver):
     def __init__(self) -> None:
         self.claims: Any = []
         self.calls = 0
-        self.go = asyncio.Event()
-        self.go.set()
 
     async def recover(self) -> list[RecoveredClaim]:
         self.calls += 1
-        await self.go.wait()
         if isinstance(self.claims, Exception):
             raise self.claims
         return cast(list[RecoveredClaim], self.claims)
@@ -70,27 +67,10 @@ async def record(store: RecordStore, uid: str) -> Record:
     return stored
 
 
-async def test_the_undo_steps_of_a_recovered_claim_are_recorded(store: RecordStore) -> None:
-    await pending(store)
-    driver = RecoveringDriver()
-    step = ("board", {"board": "b-0"})
-    driver.claims = [RecoveredClaim(uid="new", devices=[device()], undo_steps=[step])]
-    assert await recovery(store, driver).once() is True
-    assert (await record(store, "new")).undo == [{"step": "board", "data": {"board": "b-0"}}]
-
-
-@pytest.mark.parametrize("steps", [5, ["board"], [("board", 5)], [(5, {})], [("board", {"x": object()})]])
-async def test_undo_steps_that_cannot_be_recorded_are_an_error(store: RecordStore, steps: Any) -> None:
-    await pending(store)
-    driver = RecoveringDriver()
-    driver.claims = [RecoveredClaim(uid="new", devices=[device()], undo_steps=steps)]
-    recovered = recovery(store, driver)
-    assert await recovered.once() is False
-    assert "undo step" in recovered.fault.replace("_", " ")
-    assert await store.get("new") is None
-
-
-async def test_recover_is_called_only_after_a_loss_and_once(store: RecordStore) -> None:
+async def test_recover_is_called_only_after_a_loss_and_once(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLOW", 0.05)
     driver = RecoveringDriver()
     recovered = recovery(store, driver)
     recovered.fault = "of before"
@@ -99,15 +79,24 @@ async def test_recover_is_called_only_after_a_loss_and_once(store: RecordStore) 
     await pending(store)
     for _ in range(2):
         assert await recovered.once() is True
-    assert (driver.calls, recovered.report) == (1, [])
+    await asyncio.sleep(0.1)
+    assert (driver.calls, recovered.report, recovered.fault) == (1, [], "")
 
 
 async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_back(store: RecordStore) -> None:
     await pending(store)
     await store.do(lambda records: records.set_meta(ENDED + "over", ""))
+    await store.do(lambda records: records.set_meta(DAMAGED + "lost", "lost.damaged-1"))
     driver = RecoveringDriver()
     driver.claims = [
-        claim("new", [device("d-0", data={"n": 1}, share_id="s"), device("d-1")], "ns", "c"),
+        RecoveredClaim(
+            uid="new",
+            devices=[device("d-0", data={"n": 1}, share_id="s"), device("d-1")],
+            namespace="ns",
+            name="c",
+            undo_steps=[("board", {"board": "b-0"})],
+            shared_steps=[SharedStep("firmware", "card-0", {"version": "4.2"})],
+        ),
         claim("over", [device("d-2", admin_access=True)]),
         claim("late", [device("d-1")]),
     ]
@@ -125,7 +114,10 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
         {"request": "r", "pool": "node", "device": "d-0", "shareID": "s", "data": {"n": 1}},
         {"request": "r", "pool": "node", "device": "d-1"},
     ]
-    assert new_record.partial and new_record.cdi is None
+    assert new_record.undo == [{"step": "board", "data": {"board": "b-0"}}]
+    step = {"step": "firmware", "key": "card-0", "data": {"version": "4.2"}, "ready": True}
+    assert (new_record.shared, new_record.shared_unknown, ended_record.shared_unknown) == ([step], False, True)
+    assert new_record.recovered and not new_record.complete and new_record.cdi is None
     assert ended_record.state is State.UNPREPARING
     assert ended_record.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
     assert await store.get("late") is None
@@ -136,39 +128,19 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
     )
     assert len(recovered.report) == 2
     assert await store.do(lambda records: records.get_meta(ENDED)) == {}
+    assert await store.damaged() == []
     assert not await store.recovering()
 
 
-async def test_a_record_from_a_file_gets_its_missing_fields_and_other_records_are_unchanged(store: RecordStore) -> None:
+async def test_a_claim_that_is_recorded_is_unchanged(store: RecordStore) -> None:
     await pending(store)
-    lacking = make_record("file", "d-0", recovered=True)
-    lacking.namespace = lacking.name = ""
-    lacking.devices[0]["request"] = ""
-    lacking.devices.append({"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}})
-    lacking.devices.append({"pool": "node", "device": "d-9"})
-    await insert(store, lacking)
     await insert(store, make_record("right", "d-5"))
+    before = await record(store, "right")
     driver = RecoveringDriver()
-    devices = [device("d-0", data={"n": 1}), device("d-1", data={"n": 2}, request="other"), device("d-7")]
-    driver.claims = [
-        claim("file", devices, "ns", "c"),
-        claim("right", [device("d-5", data={"n": 3})], "x", "y"),
-        claim("new", [device("d-8")]),
-    ]
+    driver.claims = [claim("right", [device("d-5", data={"n": 3})], "x", "y"), claim("new", [device("d-8")])]
     recovered = recovery(store, driver)
     assert await recovered.once()
-    file_record, unchanged_record = await record(store, "file"), await record(store, "right")
-    assert file_record.devices == [
-        {"request": "r", "pool": "node", "device": "d-0", "data": {"n": 1}},
-        {"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}},
-        {"pool": "node", "device": "d-9"},
-    ]
-    assert (file_record.namespace, file_record.name) == ("ns", "c")
-    assert (unchanged_record.namespace, unchanged_record.name, "data" in unchanged_record.devices[0]) == (
-        "ns",
-        "name-right",
-        False,
-    )
+    assert await record(store, "right") == before
     assert recovered.report == ["1 claim reported by the driver: new"]
 
 
@@ -192,34 +164,29 @@ async def test_a_claim_whose_record_cannot_be_read_is_reported_and_unchanged(sto
     assert not isinstance(await store.get("odd"), Record)
 
 
-INVALID = object()
+def invalid_claim(**fields: Any) -> list[RecoveredClaim]:
+    return [RecoveredClaim(**{"uid": "u", "devices": [device()], **fields})]
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({}, "recover() returned dict, not a list"),
         ("text", "recover() returned str, not a list"),
-        ([INVALID], "recover() returned object, not RecoveredClaim"),
-        ([claim("u", cast(Any, "devices"))], "not RecoveredClaim with a list"),
-        ([claim("", [device()])], "without the UID"),
-        ([claim("u", [cast(Any, INVALID)])], "(UID u) with object, not PreparedDevice"),
-        ([claim("u", [device("")])], "with a device that has no name"),
-        ([claim("u", [device(data={"x": {1}})])], "device d-0: "),
-        ([claim("u", [device(pool="\n")])], "pool of a device is not printable text"),
-        ([claim("u", [device(request=7)])], "request of a device is not printable text"),
-        ([claim("u", [device("\t")])], "name of a device is not printable text"),
-        ([claim("u", [device(share_id="\n")])], "share_id of a device is not printable text"),
-        ([claim("u", [device()], namespace="\n")], "namespace is not printable text"),
-        ([claim("u", [device()], name=cast(Any, None))], "name is not printable text"),
-        ([claim("\x1b", [device()])], "uid is not printable text"),
-        ([claim("\ud800", [device()])], "uid is not printable text"),
-        ([claim("a\0b", [device()])], "uid is not printable text"),
-        ([claim(cast(Any, 5), [device()])], "uid is not printable text"),
-        ([claim("u", None)], "not RecoveredClaim with a list"),
-        ([claim("u", [device(share_id=7)])], "share_id of a device is not printable text"),
-        ([claim("u", [device(data=object())])], "device d-0: "),
-        ([claim("u", [device(data={"x": "\ud800"})])], "device d-0: "),
+        ([object()], "recover() returned object (UID ?), which is not a RecoveredClaim with devices"),
+        (invalid_claim(devices="devices"), "RecoveredClaim (UID u), which is not a RecoveredClaim with devices"),
+        (invalid_claim(devices=None), "not a RecoveredClaim with"),
+        (invalid_claim(devices=[object()]), "not a RecoveredClaim with"),
+        (invalid_claim(devices=[device(data={"x": {1}})]), "data of d-0.x is of type set"),
+        (invalid_claim(undo_steps=5), "not a RecoveredClaim with"),
+        (invalid_claim(undo_steps=[("board", {"x": object()})]), "not a RecoveredClaim with"),
+        (invalid_claim(undo_steps=[(5, {})]), "a name that is not printable text: 5"),
+        (invalid_claim(devices=[device(share_id=7)]), "a name that is not printable text: 7"),
+        (invalid_claim(devices=[device(pool="\n")]), "a name that is not printable text"),
+        (invalid_claim(namespace="\ud800"), "a name that is not printable text"),
+        (invalid_claim(name=None), "a name that is not printable text: None"),
+        (invalid_claim(uid="a\0b"), "a name that is not printable text"),
+        (invalid_claim(uid=""), "without a UID, or with a device that has no name"),
+        (invalid_claim(devices=[device("")]), "without a UID, or with a device that has no name"),
         (DraError("hardware is away"), "hardware is away"),
     ],
 )
@@ -234,31 +201,10 @@ async def test_an_invalid_return_value_changes_nothing_and_recover_is_called_aga
     assert message in recovered.fault
     assert await store.all() == []
     assert await store.recovering()
-    driver.claims = None if message == "text" else ()
+    driver.claims = None
     assert await recovered.once() is True
     assert recovered.fault == ""
     assert not await store.recovering()
-
-
-async def test_a_slow_recover_is_reported_and_called_once_and_all_callers_wait_for_it(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SLOW", 0.01)
-    await pending(store)
-    driver = RecoveringDriver()
-    driver.go.clear()
-    recovered = recovery(store, driver)
-    tasks = [asyncio.create_task(recovered.once()) for _ in range(2)]
-    async with asyncio.timeout(30):
-        while "has not returned" not in recovered.fault:
-            await asyncio.sleep(0.005)
-    assert driver.calls == 1
-    driver.go.set()
-    assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == [True, True]
-    assert (driver.calls, recovered.fault) == (1, "")
-    await pending(store)
-    assert await recovered.once()
-    assert driver.calls == 2
 
 
 async def test_a_claim_is_recorded_also_if_an_unreported_claim_has_its_device(

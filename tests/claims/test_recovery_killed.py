@@ -87,17 +87,6 @@ async def test_a_kill_during_a_repair_loses_no_claim_and_allocates_no_device_twi
         await check_claims(b)
 
 
-@pytest.mark.full
-async def test_after_two_kills_during_a_repair_the_third_start_restores_every_claim(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await hold_two(b)
-        remove_one_and_overwrite_one_without_a_note(b)
-        for point in ("repair: after setting aside", "repair: before renaming"):
-            await b.start(KILL_AT=point, ready=False)
-            await b.died()
-        await check_claims(b)
-
-
 @pytest.mark.parametrize(
     "point", ["prepare: between two steps of hardware", "prepare: before CDI file", "prepare: before commit"]
 )
@@ -123,28 +112,3 @@ async def test_after_a_kill_in_prepare_and_a_loss_of_the_records_the_pod_never_r
         await b.until("records, files and hardware to be consistent", lambda: is_quiet(b))
         await b.cluster.delete_pod("pod")
         await b.until("all devices to be free", b.is_empty)
-
-
-@pytest.mark.full
-async def test_no_claim_is_prepared_while_the_devices_in_use_are_unknown(tmp_path: Path) -> None:
-    """The records are lost, a device is partly set up, and recover fails: the pod waits, and its event names the
-    reason.
-    """
-    # A pod gets 25 events and then only a few. Attempts while no plugin runs must not use up all of them.
-    async with node_harness(tmp_path, retry=2) as b:
-        await b.start(KILL_AT="prepare: between two steps of hardware")
-        await b.apply_pod("pod")
-        await b.died()
-        remove(b)
-        for note in b.node.cdi_root.iterdir():
-            note.unlink()
-        failure_file = b.faults / "recover-fails"
-        failure_file.touch()
-        await b.start()
-        await b.until("the pod's event", lambda: any("HARDWARE_UNKNOWN" in e for e in b.cluster.events("pod")))
-        b.check()
-        failure_file.unlink()
-        await b.kill()  # otherwise recover is called again only after half a minute
-        await b.start()
-        await b.cluster.wait_running("pod")
-        b.check_quiet()

@@ -1,11 +1,15 @@
 """A claim that a user deletes while its pod runs keeps its devices until the pod ends, whatever happens to the plugin meanwhile.
 
-All of it runs over real sockets: the API server, the plugin's, and the kubelet's list of pods.
+Readiness and the status page name the claims that cannot be prepared, and no claim whose prepare has succeeded since. All of it runs over
+real sockets: the API server, the plugin's, and the kubelet's list of pods.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +19,10 @@ from unittest.mock import Mock
 import pytest
 
 from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, pods
+from dra_kubeletplugin import Claim, PreparedDevice
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State, running_pods
 from dra_kubeletplugin.claims.running_pods import ClaimPods
+from dra_kubeletplugin.errors import ClaimBusyError, StoppingError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.helpers.drivers import Toy, make_toy_class
 from tests.helpers.pod_resources import listing_pods
@@ -134,14 +141,6 @@ async def test_a_second_pod_of_the_claim_and_a_pod_that_uses_it_in_an_init_conta
         await unprepared(node, uid)
 
 
-async def restart_plugin(node: DriverNode[Toy]) -> None:
-    await node.restart()
-
-
-async def restart_kubelet(node: DriverNode[Toy]) -> None:
-    await node.kubelet.restart()
-
-
 async def lose_checkpoint(node: DriverNode[Toy]) -> None:
     """The kubelet forgets the claims of running pods, as after an operator has deleted a damaged checkpoint."""
     await node.kubelet.stop()
@@ -149,7 +148,21 @@ async def lose_checkpoint(node: DriverNode[Toy]) -> None:
     await node.kubelet.restart()
 
 
-@pytest.mark.parametrize("fault", [restart_plugin, restart_kubelet, lose_checkpoint])
+async def end_pod_while_plugin_is_down(node: DriverNode[Toy]) -> None:
+    """The kubelet has lost the claim, so it does not unprepare it."""
+    await node.stop()
+    await node.kubelet.stop()
+    (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
+    await node.cluster.client.delete(PODS, "pod", "a", grace=0)
+    await delete_claim_in_use(node)
+    await node.kubelet.restart()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [lambda node: node.restart(), lambda node: node.kubelet.restart(), lose_checkpoint],
+    ids=["plugin", "kubelet", "checkpoint"],
+)
 async def test_the_device_stays_held_over_restarts(fault: Callable[[DriverNode[Toy]], Awaitable[None]]) -> None:
     async with one_device() as node:
         uid = await start(node, "a")
@@ -162,19 +175,14 @@ async def test_the_device_stays_held_over_restarts(fault: Callable[[DriverNode[T
 
 
 async def test_a_claim_whose_pod_ended_while_the_plugin_was_down_is_unprepared() -> None:
-    """The kubelet has lost the claim, so it does not unprepare it. Pods of other namespaces do not keep the device."""
+    """Pods of other namespaces do not keep the device."""
     async with one_device() as node:
         uid = await start(node, "a")
         other = pods.pod("other")
         other["metadata"]["namespace"] = "b"
         await node.api.apply(other)
         await node.api.wait_running("other", "b")
-        await node.stop()
-        await node.kubelet.stop()
-        (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
-        await node.cluster.client.delete(PODS, "pod", "a", grace=0)
-        await delete_claim_in_use(node)
-        await node.kubelet.restart()
+        await end_pod_while_plugin_is_down(node)
         await node.start(**FAST)
         await unprepared(node, uid)
 
@@ -183,12 +191,7 @@ async def test_a_pod_that_waits_for_the_device_does_not_keep_it_held() -> None:
     """The kubelet lists this pod in the namespace of the lost claim, but none of its containers has started."""
     async with one_device() as node:
         uid = await start(node, "a")
-        await node.stop()
-        await node.kubelet.stop()
-        (node.cluster.node.kubelet_root / "dra_manager_state").unlink()
-        await node.cluster.client.delete(PODS, "pod", "a", grace=0)
-        await delete_claim_in_use(node)
-        await node.kubelet.restart()
+        await end_pod_while_plugin_is_down(node)
         next_claim, next_pod = pods.claim("next", ClaimSpec(Request())), pods.pod("next", claims=["next"])
         for made in (next_claim, next_pod):
             made["metadata"]["namespace"] = "a"
@@ -218,19 +221,38 @@ async def test_pods_that_start_after_the_claim_was_deleted_do_not_keep_its_devic
         await unprepared(node, uid)
 
 
-async def test_pods_that_a_kubelet_lists_only_a_while_after_its_start_keep_the_device(tmp_path: Path) -> None:
-    """Until it has read its pods from the API server, a kubelet lists none."""
+async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a kubelet that has just started has read its pods from the API server, it lists none."""
+    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(running_pods, "time", clock)
     listed: list[tuple[str, str]] = []
-    record: Any = SimpleNamespace(
-        uid="u", created=1.0, namespace="a", name="claim", shown="a/claim (UID u)", devices=[]
-    )
+    record = Record("u", "a", "claim", State.PREPARED, "boot")
     async with listing_pods(tmp_path, listed):
         socket = tmp_path / "pod-resources" / "kubelet.sock"
-        claim_pods = ClaimPods(socket, Mock(), "node", Mock(), settles=60.0)
-        claim_pods.forget_users()  # the kubelet has registered the plugin
-        assert await claim_pods.held([record], [record]) == set()
-        listed.append(("a", "pod"))
-        assert await claim_pods.held([record], [record]) == {"u"}
+        claim_pods = ClaimPods(socket, Mock(), "node", Mock(), grace_period=60.0)
+
+        async def ended(after: float, *pods: str) -> tuple[list[Record], int]:
+            clock.now += after
+            listed[:] = [("a", pod) for pod in pods]
+            return await claim_pods.ended([record], [record]), len(claim_pods.notes)
+
+        claim_pods.restart_grace_periods()  # the kubelet has registered the plugin
+        assert await ended(0) == ([], 0)
+        assert await ended(59, "pod") == ([], 1)
+        assert await ended(2) == ([], 0)
+        assert await ended(60) == ([record], 0)
+        claim_pods.set_live(record)
+        assert await ended(0, "pod") == ([], 1)
+        assert await ended(60, "later") == ([], 0)
+        claim_pods.set_live(record)
+        assert await ended(0, "pod") == ([], 1)
+        claim_pods.set_live(record)
+        assert claim_pods.notes == []
+        assert await ended(0, "pod") == ([], 1)
+        await claim_pods.ended([], [])
+        assert claim_pods.notes == []
 
 
 async def test_a_kubelet_that_does_not_list_its_pods_frees_nothing() -> None:
@@ -255,3 +277,74 @@ async def test_a_reboot_ends_the_use_of_a_deleted_claim() -> None:
         await node.reboot()
         await node.api.wait_running("pod", "b")
         assert (calls(node, "prepare"), calls(node, "unprepare")) == ([uid, second], [uid])
+
+
+# --- claims that cannot be prepared -----------------------------------------------------------------------
+
+
+class StuckToy(Toy):
+    stuck = True
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        if self.stuck:
+            raise OSError("the board is stuck")
+        return await super().prepare(claim)
+
+
+async def failing_note(node: DriverNode[StuckToy]) -> str:
+    return " ".join(n for n in await node.plugin.notes() if "cannot be prepared" in n)
+
+
+async def test_readiness_and_page_name_failing_prepares_until_they_succeed() -> None:
+    StuckToy.stuck = True
+    async with node_with(StuckToy, http_address="127.0.0.1:0") as node:
+
+        def read(path: str) -> str:
+            with urllib.request.urlopen(node.plugin.http_url + path) as response:
+                return str(response.read().decode())
+
+        await node.apply_pod()
+        await node.cluster.wait("a failing prepare in readiness", lambda: failing_note(node))
+        page = json.loads(await asyncio.to_thread(read, "/status.json"))
+        for text in (await asyncio.to_thread(read, "/readyz"), *page["failing"]):
+            assert "cannot be prepared, and pod default/pod does not start (" in text
+            for part in ("last try ", "DRIVER_FAILED: ", "the board is stuck", "[DRA-E103]"):
+                assert part in text
+        StuckToy.stuck = False
+        await node.cluster.wait_running("pod")
+        assert await asyncio.to_thread(read, "/readyz") == "ok\n"
+        assert "cannot be prepared" not in await asyncio.to_thread(read, "/status.json")
+
+
+async def test_a_failing_claim_is_forgotten_when_its_pod_is_deleted() -> None:
+    StuckToy.stuck = True
+    async with node_with(StuckToy) as node:
+
+        async def is_quiet() -> bool:
+            return not await failing_note(node)
+
+        await node.apply_pod()
+        await node.cluster.wait("a failing prepare", lambda: failing_note(node))
+        await node.delete_pod()
+        await node.cluster.wait("no failing prepare", is_quiet)
+
+
+def test_a_line_has_the_number_of_tries_and_ages_and_ends_when_the_kubelet_stops_to_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(running_pods, "time", clock)
+    ref = ClaimIdentity("ml", "train", "u1")
+    claim_pods = ClaimPods(Path("/nonexistent"), Mock(), "node", Mock())
+    claim_pods.set_waiting(ref, [{"resource": "pods", "name": "train-0"}])
+    claim_pods.set_failed(ref, ClaimBusyError("busy"))
+    claim_pods.set_failed(ref, StoppingError("the plugin is shutting down"))
+    clock.now += 150
+    claim_pods.set_failed(ref, ClaimBusyError("still busy"))
+    clock.now += 12
+    (line,) = claim_pods.failing_prepares()
+    start = "claim ml/train cannot be prepared, and pod ml/train-0 does not start (for 2m, 2 tries, last try 12s ago): "
+    assert line.startswith(start)
+    assert "still busy" in line
+    clock.now += running_pods._RETRIED_WITHIN
+    assert list(claim_pods.failing_prepares()) == []

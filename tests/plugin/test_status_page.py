@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +18,8 @@ from dra_kubeletplugin import Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
 from dra_kubeletplugin.base.http_server.origin import is_from_loopback
 from dra_kubeletplugin.base.http_server.server import Request, Response
-from dra_kubeletplugin.claims import ClaimSnapshot, Record, State
-from dra_kubeletplugin.claims.summary import summarize
+from dra_kubeletplugin.claims import Record, Row, State
+from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.plugin.grpc.node_service import KubeletCall
@@ -39,12 +39,12 @@ def request(
 
 
 async def page(
-    inventory: Inventory, claims: ClaimSnapshot | Exception | None = None, of: Request | None = None, **fields: Any
+    inventory: Inventory, rows: Sequence[Row] | Exception = (), of: Request | None = None, **fields: Any
 ) -> Response:
-    async def read() -> ClaimSnapshot:
-        if isinstance(claims, Exception):
-            raise claims
-        return claims or ClaimSnapshot()
+    async def read() -> Sequence[Row]:
+        if isinstance(rows, Exception):
+            raise rows
+        return rows
 
     none: dict[str, Any] = dict.fromkeys(("not_ready", "notes", "failing", "devices", "calls"), ())
     state = PluginState(DRIVER, "n1", 1000.0, **{**none, **fields})
@@ -84,8 +84,7 @@ async def test_the_state_has_devices_health_taints_and_holders_and_no_secrets() 
         Record("u1", "ml", "c", State.PREPARED, "boot", devices=held, cdi=edits, error="s3cret"),
         Record("u2", "ops", "monitor", State.PREPARED, "boot", devices=monitored),
     ]
-    recorded = summarize(records, DRIVER)
-    response = await page(inventory, recorded, request(JSON_PATH), notes=["a note"])
+    response = await page(inventory, records, request(JSON_PATH), notes=["a note"])
     state = msgspec.json.decode(response.body)
     assert [(d["name"], d["health"], d["message"], d["holders"]) for d in state["devices"]] == [
         ("d0", "healthy", "", ["ml/c (prepared)"]),
@@ -95,7 +94,7 @@ async def test_the_state_has_devices_health_taints_and_holders_and_no_secrets() 
     assert [d["monitors"] for d in state["devices"]] == [[], [], ["ops/monitor (prepared)"]]
     assert state["devices"][2]["taints"] == ["toy.example.com/reserved=:NoSchedule"]
     assert state["notes"] == ["a note"]
-    document = (await page(inventory, recorded)).body
+    document = (await page(inventory, records)).body
     assert b"Devices: 1 of 3 held" in document
     assert b"<td>free, admin access: ops/monitor (prepared)" in document
     assert b"s3cret" not in document + response.body
@@ -119,8 +118,8 @@ async def test_unreadable_records_are_named_and_the_devices_are_still_shown() ->
     body = (await page(inventory, RecordsError("the disk is gone"))).body.decode()
     assert "which claims are prepared is not known: the disk is gone" in body
     assert "d0" in body
-    body = (await page(inventory, ClaimSnapshot(unreadable=["ml/c"]))).body.decode()
-    assert "the record of claim ml/c cannot be read, and its devices stay held" in body
+    body = (await page(inventory, [UnreadableRecord("u", "damaged", {"namespace": "ml", "name": "c"})])).body.decode()
+    assert "the record of claim ml/c (UID u) cannot be read, and its devices stay held" in body
 
 
 async def test_the_last_calls_are_shown_newest_first() -> None:
@@ -185,7 +184,7 @@ async def fetch(url: str, data: bytes | None = None, **headers: str) -> tuple[in
 
 async def test_devices_of_recorded_claims_are_shown_before_the_driver_reports_them() -> None:
     devices = [{"pool": "n1", "device": "d0", "request": "r"}]
-    recorded = summarize([Record("u1", "ml", "c", State.PREPARED, "boot", devices=devices)], DRIVER)
+    recorded = [Record("u1", "ml", "c", State.PREPARED, "boot", devices=devices)]
     body = (await page(Inventory("n1"), recorded)).body.decode()
     assert "Devices: 1 of 1 held" in body
     assert "unknown: the driver has not reported it since the start" in body
@@ -196,7 +195,7 @@ async def test_records_that_do_not_respond_and_texts_that_are_no_unicode_do_not_
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.plugin.status_page._READ_TIMEOUT", 0.01)
 
-    async def hang() -> ClaimSnapshot:
+    async def hang() -> Sequence[Row]:
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -20,8 +20,7 @@ REMAINING = {
     "packages.tools.tests.usage.test_usage": 4,
     "tests.claims.test_claims_disk_full_or_read_only": 1,
     "tests.claims.test_claims_names_and_paths": 1,
-    "tests.claims.test_engine_steps": 5,
-    "tests.claims.test_reconcile": 1,
+    "tests.claims.test_engine_steps": 4,
     "tests.claims.test_rollback": 2,
     "tests.claims.test_transitions": 1,
 }

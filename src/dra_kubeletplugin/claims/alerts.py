@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from ..base.settings import DNS_SUBDOMAIN
 from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
 from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
-from .record import Record, Row, State, UnreadableRecord
+from .record import Row, State, UnreadableRecord
 
 _INTERVAL = 60.0  # seconds between checks while no device's health changes
 _RETRY = 1.0  # seconds until the next check after the records could not be read
@@ -65,41 +64,23 @@ class Alerts:
         for sentence in self._repaired[self._reported_repairs :]:
             self._events.warn(self._node, "RecordsSetAside", sentence)
         self._reported_repairs = len(self._repaired)
-        found = set(self._current_alerts(await self._rows()))
+        found = {alert for row in await self._rows() for alert in self._faults(row)}
         for alert in sorted(found - self._reported):
             self._events.warn_claim(*alert)
         self._reported = found
 
-    def _current_alerts(self, rows: Sequence[Row]) -> Iterator[Alert]:
-        for row in rows:
-            if isinstance(row, UnreadableRecord):
-                if claim := _subject_of(row):
-                    yield (
-                        claim,
-                        "RecordUnreadable",
-                        f"the record of this claim on the node cannot be read, so its devices stay held: {row.reason}",
-                    )
-            elif row.state is State.PREPARED:
-                claim = claim_subject(row.namespace, row.name, row.uid)
-                for reason, text in self._device_faults(row):
-                    yield claim, reason, text
-
-    def _device_faults(self, record: Record) -> Iterator[tuple[str, str]]:
-        inventory = self._inventory
-        for device in record.devices:
-            pool, name = device["pool"], device["device"]
-            shown = printable(f"{pool}/{name}")
-            if inventory.find(name, pool) is not None and inventory.get(name, pool) is None:
-                yield "DeviceVanished", f"device {shown} of this claim is no longer on the node"
-            elif not inventory.healthy(name, pool):
-                yield (
-                    "DeviceUnhealthy",
-                    f"device {shown} of this claim is unhealthy: {inventory.unhealthy_reason(name, pool)}",
-                )
-
-
-def _subject_of(row: UnreadableRecord) -> Subject | None:
-    """Returns the claim, if the unreadable row still contains a valid namespace and name."""
-    namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
-    is_valid = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
-    return claim_subject(namespace, name, row.uid) if is_valid else None
+    def _faults(self, row: Row) -> Iterator[Alert]:
+        if isinstance(row, UnreadableRecord):
+            claim = claim_subject(str(row.raw.get("namespace") or ""), str(row.raw.get("name") or ""), row.uid)
+            text = f"the record of this claim on the node cannot be read, so its devices stay held: {row.reason}"
+            yield claim, "RecordUnreadable", text
+        elif row.state is State.PREPARED:
+            claim = claim_subject(row.namespace, row.name, row.uid)
+            for device in row.devices:
+                pool, name = device["pool"], device["device"]
+                shown = printable(f"{pool}/{name}")
+                if self._inventory.find(name, pool) is not None and self._inventory.get(name, pool) is None:
+                    yield claim, "DeviceVanished", f"device {shown} of this claim is no longer on the node"
+                elif not self._inventory.healthy(name, pool):
+                    reason = self._inventory.unhealthy_reason(name, pool)
+                    yield claim, "DeviceUnhealthy", f"device {shown} of this claim is unhealthy: {reason}"

@@ -8,12 +8,12 @@ and sent again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -22,44 +22,34 @@ from ..base.backoff import Backoff
 from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
-from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
+from ..driver.status import DeviceStatus, ReportedStatus, ReportStatus
 from ..errors import ApiError, describe
-from ..kube import KubeClient, Resource
+from ..kube import KubeClient
 from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
 from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
 
 log = logging.getLogger(__name__)
 APPLY = "application/apply-patch+yaml"
-_WAIT = 5.0  # seconds that a caller waits for a report to be written
 _RETRY_FOR = 600.0  # seconds for which a failing report is retried
 _MAX_PAUSE = 30.0
-_MAX_PENDING = 1_000  # claims with pending reports; above this the oldest is dropped
-_AT_ONCE = 4
+_AT_ONCE = 4  # claims that are written concurrently
 _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _MAX_MANAGER = 128  # bytes
 
 
 class _PendingStatuses(msgspec.Struct):
-    """The statuses of one claim that are still to be written."""
+    """The statuses of one claim that are still to be written, and the results that callers wait for."""
 
     claim: ClaimIdentity
-    wanted: dict[DeviceKey, DeviceStatus] = msgspec.field(default_factory=dict)
-    since: float = msgspec.field(default_factory=time.monotonic)
-    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.4, _MAX_PAUSE, jitter=0.3))
-    not_before: float = 0.0
-    listeners: list[Callable[[bool], object]] = msgspec.field(default_factory=list)
-
-    def notify(self, written: bool) -> None:
-        waiting, self.listeners = self.listeners, []
-        for listener in waiting:
-            listener(written)
+    wanted: dict[DeviceKey, DeviceStatus] = {}
+    results: list[Future[bool]] = []
 
 
 class DeviceStatusReporter:
     """Writes the status reports of one driver with one field manager.
 
-    Create it on the event loop; :meth:`queue` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
+    :meth:`queue` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
 
     Args:
         manager: name of the field manager; cut to 128 bytes.
@@ -71,135 +61,88 @@ class DeviceStatusReporter:
         self.manager = manager.encode()[:_MAX_MANAGER].decode(errors="ignore")
         self.metrics = metrics
         self.fault = ""
-        self._pending: dict[str, _PendingStatuses] = {}
-        self._busy: set[str] = set()
-        self._wake = asyncio.Event()
+        self._pending: dict[str, _PendingStatuses] = {}  # by UID
+        self._begun: asyncio.Queue[_PendingStatuses] = asyncio.Queue()  # those that have no task yet
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def of(self, claim: ClaimIdentity) -> StatusSink:
-        """Returns the sink for the reports of one claim."""
-        return _ClaimStatus(self, claim)
+    def of(self, claim: ClaimIdentity) -> ReportStatus:
+        """Returns the function that queues a report about one device of a claim."""
+        return lambda device, status: self.queue(claim, {device: status})
 
     def queue(self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Queues reports, which are written soon."""
-        done, ended = asyncio.Event(), threading.Event()
-        result: list[bool] = []
-
-        def finish(written: bool) -> None:
-            result.append(written)
-            done.set()
-            ended.set()
-
+        result: Future[bool] = Future()
         if self._loop is None:  # the loop has not started yet
-            self._take(claim, statuses, finish)
+            self._add(claim, statuses, result)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
-                self._loop.call_soon_threadsafe(self._take, claim, statuses, finish)
+            try:
+                self._loop.call_soon_threadsafe(self._add, claim, statuses, result)
+            except RuntimeError:  # the loop is closed
+                result.set_result(False)
+        return ReportedStatus(result)
 
-        async def wait() -> bool:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WAIT):
-                    await done.wait()
-            return bool(result and result[0])
-
-        def block() -> bool:
-            return ended.wait(_WAIT) and result[0]
-
-        return ReportedStatus(wait, block)
+    def _add(self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus], result: Future[bool]) -> None:
+        pending = self._pending.get(claim.uid)
+        if pending is None:
+            pending = self._pending[claim.uid] = _PendingStatuses(claim)
+            self._begun.put_nowait(pending)
+        pending.wanted |= statuses
+        pending.results.append(result)
 
     async def run(self) -> None:
         """Writes pending reports. Never returns, and no external failure ends it."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._wake.clear()
-                for pending in self._due():
-                    self._busy.add(pending.claim.uid)
-                    tasks.create_task(self._work(pending))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause()):
-                        await self._wake.wait()
+                tasks.create_task(self._write_pending(await self._begun.get()))
 
-    # --- pending reports ------------------------------------------------------------------------
+    async def _write_pending(self, pending: _PendingStatuses) -> None:
+        """Writes the statuses of one claim until none is left. Statuses that are queued during a write are in the next write."""
+        backoff = Backoff(0.4, _MAX_PAUSE, jitter=0.3)
+        failing_since = math.inf
+        while pending.wanted:
+            sent, results = pending.wanted, pending.results
+            pending.wanted, pending.results = {}, []
+            try:
+                async with self._at_once:
+                    written = await self.write(pending.claim, sent)
+            except Exception as e:  # an unexpected response must not end the process
+                self._log_failure(pending.claim, e)
+                failing_since = min(failing_since, time.monotonic())
+                is_refused = isinstance(e, (BadRequestError, InvalidError))
+                if not is_refused and time.monotonic() - failing_since <= _RETRY_FOR:
+                    pending.wanted, pending.results = sent | pending.wanted, results + pending.results
+                    await asyncio.sleep(backoff.next())
+                    continue
+                log.warning(
+                    "device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim)
+                )
+                written = False
+            else:
+                self.fault = ""
+                self.metrics.inc("status_reports_total", result="written" if written else "dropped")
+            failing_since = math.inf
+            for result in results:
+                result.set_result(written)
+        del self._pending[pending.claim.uid]
 
-    def _take(
-        self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
-    ) -> None:
-        pending = self._pending.pop(claim.uid, None) or _PendingStatuses(claim)
-        pending.wanted.update(statuses)
-        pending.listeners.append(listener)
-        pending.not_before = 0.0
-        self._pending[claim.uid] = pending
-        while len(self._pending) > _MAX_PENDING:
-            oldest = self._pending.pop(next(iter(self._pending)))
-            log.warning("device status is not reported: too many reports are pending", extra=claim_fields(oldest.claim))
-            oldest.notify(False)
-        self._wake.set()
-
-    def _due(self) -> list[_PendingStatuses]:
-        at = time.monotonic()
-        due = [p for uid, p in self._pending.items() if uid not in self._busy and p.not_before <= at]
-        return due[: max(0, _AT_ONCE - len(self._busy))]
-
-    def _pause(self) -> float:
-        at = time.monotonic()
-        free = [p.not_before - at for uid, p in self._pending.items() if uid not in self._busy]
-        return max(0.01, min([_MAX_PAUSE, *free])) if len(self._busy) < _AT_ONCE else _MAX_PAUSE
-
-    async def _work(self, pending: _PendingStatuses) -> None:
-        uid = pending.claim.uid
-        sent, listeners = dict(pending.wanted), list(pending.listeners)
-        try:
-            written = await self.write(pending.claim, sent)
-        except ApiError as e:
-            if self._gives_up(pending, e):
-                self._settle(pending, sent, listeners, written=False)
-        except Exception as e:  # an unexpected response must not end the process
-            log.exception("unexpected failure while device status is reported", extra=claim_fields(pending.claim))
-            if self._gives_up(pending, ApiError(describe(e))):
-                self._settle(pending, sent, listeners, written=False)
-        else:
-            self.fault = ""
-            self.metrics.inc("status_reports_total", result="written" if written else "dropped")
-            self._settle(pending, sent, listeners, written=written)
-        finally:
-            self._busy.discard(uid)
-            self._wake.set()
-
-    def _settle(
-        self,
-        pending: _PendingStatuses,
-        sent: Mapping[DeviceKey, DeviceStatus],
-        listeners: list[Callable[[bool], object]],
-        *,
-        written: bool,
-    ) -> None:
-        """Removes the statuses that were sent; statuses that were queued meanwhile stay pending."""
-        for listener in listeners:
-            listener(written)
-        pending.listeners = [t for t in pending.listeners if t not in listeners]
-        pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
-        pending.since = time.monotonic()
-        if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
-            del self._pending[pending.claim.uid]
-
-    def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
-        """Schedules the next attempt. Returns True if the report is given up instead."""
+    def _log_failure(self, claim: ClaimIdentity, e: Exception) -> None:
         self.metrics.inc("status_reports_total", result="failed")
         hint = (
             " (set the feature deviceStatus in values.yaml, and deploy again)" if isinstance(e, ForbiddenError) else ""
         )
-        fault = f"cannot write device status to claims{hint}: {e}"
+        reason = str(e) if isinstance(e, ApiError) else describe(e)
+        fault = f"cannot write device status to claims{hint}: {reason}"
         if fault != self.fault:
-            log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))
+            log.warning(
+                "cannot write device status to claims%s: %s",
+                hint,
+                reason,
+                extra=claim_fields(claim),
+                exc_info=None if isinstance(e, ApiError) else e,
+            )
         self.fault = fault
-        pending.not_before = time.monotonic() + pending.backoff.next()
-        if time.monotonic() - pending.since > _RETRY_FOR or isinstance(e, (BadRequestError, InvalidError)):
-            log.warning("device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim))
-            return True
-        return False
-
-    # --- one write ------------------------------------------------------------------------------
 
     async def write(
         self,
@@ -237,42 +180,28 @@ class DeviceStatusReporter:
                 raise ApiError(f"{what}: {describe(e)}") from None
             if entries is None:
                 return False
+            body = {
+                "apiVersion": resource.api_version,
+                "kind": "ResourceClaim",
+                "metadata": {**claim._asdict(), "resourceVersion": found.metadata.resource_version},
+                "status": {"devices": entries},
+            }
+            path = resource.path(claim.namespace, claim.name, "status")
+            query = {"fieldManager": self.manager, "force": "true"}
             try:
-                await self._apply(resource, claim, found.metadata.resource_version, entries)
+                response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
             except ConflictError:
                 continue  # another writer changed the claim: read it again
+            try:
+                if not ClaimFields.decode(response.body).device_statuses(msgspec.Raw):
+                    raise BadRequestError(
+                        "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off"
+                    )
+            except (ValueError, RecursionError) as e:
+                what = "the API server's response to a status write is not a ResourceClaim"
+                raise ApiError(f"{what}: {describe(e)}") from None
             return True
         raise ConflictError(f"claim {claim} cannot be written: other clients change it again and again")
-
-    async def _apply(self, resource: Resource, claim: ClaimIdentity, version: str, entries: list[JSON]) -> None:
-        body = {
-            "apiVersion": resource.api_version,
-            "kind": "ResourceClaim",
-            "metadata": {**claim._asdict(), "resourceVersion": version},
-            "status": {"devices": entries},
-        }
-        path = resource.path(claim.namespace, claim.name, "status")
-        query = {"fieldManager": self.manager, "force": "true"}
-        response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
-        if entries and not _has_device_statuses(response.body):
-            raise BadRequestError("the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off")
-
-
-class _ClaimStatus(StatusSink):
-    def __init__(self, reports: DeviceStatusReporter, claim: ClaimIdentity) -> None:
-        self._reports = reports
-        self._claim = claim
-
-    def report(self, key: DeviceKey, status: DeviceStatus) -> ReportedStatus:
-        return self._reports.queue(self._claim, {key: status})
-
-
-def _has_device_statuses(encoded: bytes) -> bool:
-    """Whether a claim that the API server returned has ``status.devices``; other fields are not decoded."""
-    try:
-        return bool(ClaimFields.decode(encoded).device_statuses(msgspec.Raw))
-    except (ValueError, RecursionError) as e:
-        raise ApiError(f"the API server's response to a status write is not a ResourceClaim: {describe(e)}") from None
 
 
 def merged(

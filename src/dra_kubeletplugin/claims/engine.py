@@ -36,7 +36,6 @@ from .batch_window import BatchWindow
 from .claim_fields import ClaimIdentity
 from .context import ClaimContext
 from .device_status import DeviceStatusReporter
-from .failing_prepares import FailingPrepares
 from .inflight import TaskLog, Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, Record, State
@@ -70,7 +69,6 @@ class Engine:
         self.verifier = verifier
         self.rollback = rollback
         self.reports = reports
-        self.failing = FailingPrepares()
         self._logged = LogOnce(_LOG_AGAIN)
         self._unused_metadata_logged = False  # whether unused metadata of the driver was logged
 
@@ -115,13 +113,12 @@ class Engine:
                 if not isinstance(result, DraError):
                     results["ok"] += 1
                     self._logged.forget(uid)
-                    self.failing.ended(uid)
                     self.context.pods.set_done(uid)
                     continue
                 results[result.reason] += 1
                 task_log = self.context.tasks.log_of(tasks[uid]) or TaskLog(op, {})
                 if work is Work.PREPARE:
-                    self.failing.failed(by_uid[uid], result, str(task_log.fields.get("pod") or ""))
+                    self.context.pods.set_failed(by_uid[uid], result)
                 self._log_failure(work, by_uid[uid], result, task_log)
             for reason, count in results.items():
                 self.context.metrics.inc("requests_total", count, operation=work.value, result=reason)

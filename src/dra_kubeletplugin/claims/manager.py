@@ -36,7 +36,6 @@ from .running_pods import ClaimPods
 from .shared_steps import SharedSteps
 from .store.folder import ClaimFolder
 from .store.store import RecordStore
-from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions
 from .verification import Verifier
 
@@ -129,7 +128,7 @@ class ClaimManager:
 
     def kubelet_registered(self) -> None:
         """Call it whenever a kubelet has registered the plugin."""
-        self.reconciler.kubelet_registered()
+        self.reconciler.context.pods.restart_grace_periods()
 
     # --- calls of the driver --------------------------------------------------------------------
 
@@ -219,10 +218,6 @@ class ClaimManager:
         """
         return await self.store.held()
 
-    async def snapshot(self) -> ClaimSnapshot:
-        """Returns all recorded claims, without configuration and the driver's data. Raises :class:`RecordsError`."""
-        return summarize(await self.store.everything(), self.settings.driver_name)
-
     def process_faults(self) -> Mapping[str, str]:
         """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
         return self._processes.faults if self._processes else {}
@@ -254,7 +249,7 @@ class ClaimManager:
 
     def failing_prepares(self) -> list[str]:
         """Returns a sentence for each claim that cannot be prepared now."""
-        failing = list(self.engine.failing.lines())
+        failing = list(self.reconciler.context.pods.failing_prepares())
         more = len(failing) - _MAX_NOTES
         return failing[:_MAX_NOTES] + (
             [f"{more} more claims cannot be prepared: see the plugin's log"] if more > 0 else []

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..base.telemetry.logs import claim_fields, operation
 from ..base.threads import in_own_thread
@@ -34,8 +33,6 @@ from .rollback import Rollback
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
-_FAILURES = 3  # failed API requests after which a pass sends no more
-_Key = tuple[str, float]  # claim UID and creation time of its record; a claim that is prepared again has the same UID
 
 
 @dataclass
@@ -54,9 +51,6 @@ class ReconcileReport:
         parts = [f"{name.replace('_', ' ')}: {len(uids)}" for name, uids in vars(self).items() if uids]
         return ", ".join(parts) or "nothing to do"
 
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
 
 class Reconciler:
     """Runs the reconcile passes of one driver.
@@ -68,17 +62,6 @@ class Reconciler:
         self.context = context
         self.rollback = rollback
         self.verifier = verifier
-        self.last: ReconcileReport | None = None
-        self._gone_since: dict[_Key, float] = {}
-        self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
-        self._kubelet_was_away = False  # whether the kubelet was away at the last check
-        # UIDs of claims that only the kubelet may unprepare; a warning was logged for each
-        self._left_to_kubelet: set[str] = set()
-
-    def kubelet_registered(self) -> None:
-        """Restarts each grace period: a kubelet that has just started unprepares the claims that ended while it was away."""
-        self._gone_since.clear()
-        self.context.pods.forget_users()
 
     async def run(self, interval: float) -> None:
         """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
@@ -97,124 +80,86 @@ class Reconciler:
         report = ReconcileReport()
         with operation():
             records = await self.context.store.all()
-            await self._leftovers(records, report)
-            await self._files(records, report)
+            # Unfinished work of dead processes, and rollbacks that failed.
+            unfinished = [r.uid for r in records if r.state is not State.PREPARED]
+            await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
+            prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
+            await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
+            if not await self.context.store.recovering():  # until then, the driver may still report claims
+                orphans = await in_own_thread(self._orphans, {r.uid for r in records})
+                await self._all(orphans, self.rollback.remove_orphan, report.files_removed, report)
             if ask_server:
-                await self._claims(records, report)
+                ended = {r.uid: r for r in await self._ended(records, report)}
+                await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
             for action, uids in vars(report).items():
                 self.context.metrics.inc("reconcile_actions_total", len(uids), action=action)
-            level = logging.INFO if report else logging.DEBUG
-            if ask_server:
-                log.log(level, "reconciled: %s", report)
-            else:
-                log.log(level, "reconciled at start: %s", report)
-        self.last = report
+            level = logging.INFO if any(vars(report).values()) else logging.DEBUG
+            log.log(level, "reconciled: %s" if ask_server else "reconciled at start: %s", report)
         return report
-
-    async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
-        """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
-        unfinished = [
-            r.uid for r in records if r.state is not State.PREPARED and not self.context.transitions.has_other_owner(r)
-        ]
-        await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
-
-    async def _files(self, records: list[Record], report: ReconcileReport) -> None:
-        """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
-        prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
-        await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
-        if await self.context.store.recovering():
-            return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
-        try:
-            found = await in_own_thread(self._orphans, {r.uid for r in records})
-        except OSError as e:
-            shown = printable(e.filename or self.context.files.specs.root)
-            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
-        await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Returns claims with files but no record. Also removes temporary files of writers that died."""
-        self.context.files.specs.clean(self.context.transitions.process.alive)
-        return sorted(self.context.files.uids() - known)
+        files = self.context.files
+        try:
+            files.specs.clean(self.context.transitions.process.alive)
+            return sorted(files.uids() - known)
+        except OSError as e:
+            shown = printable(e.filename or files.specs.root)
+            raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
 
-    async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
-        """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
+    async def _ended(self, records: Sequence[Record], report: ReconcileReport) -> Sequence[Record]:
+        """Returns claims that were deleted or replaced on the API server, or lost their devices, and whose grace period is over.
 
         The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that does not find the claim, and in which no
         pod of the node can use it. A later pass unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is
         unprepared while the kubelet is known to be away.
         """
-        gone = await self._gone(records, report)
-        held = await self.context.pods.held(gone, records)
-        now = time.monotonic()
-        ended: dict[str, Record] = {}
-        for record in gone:
-            key = (record.uid, record.created)
-            if record.uid in held:
-                self._gone_since.pop(key, None)
-                report.waiting.append(record.uid)
-            elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace_period:
-                report.waiting.append(record.uid)
-            else:
-                ended[record.uid] = record
-        if ended and await self._must_wait():
-            report.waiting += ended
-            self._gone_since.clear()
-            ended.clear()
-        known = {(r.uid, r.created) for r in records}
-        self._gone_since = {key: since for key, since in self._gone_since.items() if key in known}
-        uids = {uid for uid, _ in known}
-        self._left_to_kubelet &= uids
-        self._unknown &= uids
-        await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
-
-    async def _gone(self, records: list[Record], report: ReconcileReport) -> list[Record]:
-        """Returns the prepared claims that the API server no longer has with their devices."""
-        out: list[Record] = []
-        failures = 0
-        # Claims that could not be read come last: a few failures end the pass, and the other claims would never be read.
-        for record in sorted(records, key=lambda r: r.uid in self._unknown):
+        gone: list[Record] = []
+        unreadable: list[ApiUnavailableError] = []
+        deadline = time.monotonic() + self.context.settings.call_timeout
+        for record in records:
             if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
                 continue
             try:
-                live = await self._is_live(record)
+                if await self._is_live(record, report.waiting):
+                    self.context.pods.set_live(record)
+                else:
+                    gone.append(record)
             except ApiUnavailableError as e:
-                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
-                self._unknown.add(record.uid)
-                failures += 1
-                if failures == _FAILURES:
-                    break  # the API server is unreachable, and each request waits for its timeout
-                continue
-            self._unknown.discard(record.uid)
-            if not live:
-                out.append(record)
-                continue
-            self._gone_since.pop((record.uid, record.created), None)
-            self.context.pods.set_live(record)
-            if record.uid in self._left_to_kubelet:
-                report.waiting.append(record.uid)
-        return out
+                unreadable.append(e)
+                if time.monotonic() > deadline:
+                    break  # the API server does not respond, and each request waits for its timeout
+        if unreadable:
+            log.warning("cannot read claims from the API server: %d, for example: %s", len(unreadable), unreadable[0])
+        ended = await self.context.pods.ended(gone, records)
+        if ended and await self._kubelet_is_away():
+            self.context.pods.restart_grace_periods()
+            ended = []
+        report.waiting += [r.uid for r in gone if r not in ended]
+        return ended
 
-    async def _is_live(self, record: Record) -> bool:
+    async def _is_live(self, record: Record, waiting: list[str]) -> bool:
         """Whether a claim still has the devices that were prepared for it, or a pod of this node may still use them.
 
-        Raises :class:`ApiUnavailableError`.
+        A claim that only the kubelet may unprepare is added to ``waiting``. Raises :class:`ApiUnavailableError`.
         """
         claim = await self.verifier.fetch(ClaimIdentity(record.namespace, record.name, record.uid))
-        has = claim is not None and self.verifier.has(claim, record)
-        if claim is not None and not has and self.verifier.may_be_in_use(claim, record):
-            self._leave(record)
-            return True
-        self._left_to_kubelet.discard(record.uid)
-        return has
+        if claim is None or self.verifier.has(claim, record):
+            return claim is not None
+        if not self.verifier.may_be_in_use(claim, record):
+            return False
+        waiting.append(record.uid)
+        log.warning(
+            "the claim was prepared with devices that it no longer has, and its pod may still use them; they stay held until "
+            "the kubelet unprepares the claim: delete that pod",
+            extra={**claim_fields(record), "devices": [str(d["device"]) for d in record.devices]},
+        )
+        return True
 
     async def _reclaim(self, record: Record) -> bool:
         async def is_over() -> bool:
-            try:
-                if (record.uid, record.created) not in self._gone_since or await self._is_live(record):
-                    return False  # a kubelet registered meanwhile, or the claim has its devices again
-            except ApiUnavailableError as e:
-                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
-                return False
+            if not self.context.pods.is_unused(record) or await self._is_live(record, []):
+                return False  # a kubelet registered meanwhile, or the claim has its devices again
             log.warning(
                 "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it",
                 extra=claim_fields(record),
@@ -223,52 +168,35 @@ class Reconciler:
 
         return await self.rollback.reclaim(record, is_over)
 
-    async def _must_wait(self) -> bool:
+    async def _kubelet_is_away(self) -> bool:
         """Whether the kubelet is away, or may be: its pods may still run, also if the API server has deleted their claims."""
         try:
             away = await self.verifier.slices.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
             log.warning("cannot check whether the kubelet of this node is alive: %s", describe(e))
             return True
-        if away and not self._kubelet_was_away:
+        if away:
             log.warning("the kubelet of this node does not respond; deleted claims keep their devices until it does")
-        self._kubelet_was_away = away
         return away
-
-    def _leave(self, record: Record) -> None:
-        if record.uid not in self._left_to_kubelet:
-            self._left_to_kubelet.add(record.uid)
-            log.warning(
-                "the claim was prepared with devices that it no longer has, and its pod may still use them; they stay held until "
-                "the kubelet unprepares the claim: delete that pod",
-                extra={**claim_fields(record), "devices": [str(d["device"]) for d in record.devices]},
-            )
 
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: ReconcileReport
     ) -> None:
-        """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
-        tasks: Mapping[str, asyncio.Task[Any]] = {
-            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.context.tasks
-        }
-        if not tasks:
-            return
-        # A cancelled pass does not read the results. Without the callback, asyncio would log each exception.
-        for task in tasks.values():
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
-        for uid, task in tasks.items():
-            if not task.done():
+        """Does work on several claims concurrently, except claims with work in flight. Adds each claim to its list of the report."""
+
+        async def one(uid: str) -> None:
+            try:
+                async with asyncio.timeout(self.context.settings.call_timeout):
+                    if await work(uid):
+                        done.append(uid)
+            except (TimeoutError, StoppingError):  # a timeout ends only the waiting: the work is shielded
                 report.still_working.append(uid)
-                task.cancel()  # cancels only the waiting: the work is shielded
-            elif (error := task.exception()) is None:
-                if task.result():
-                    done.append(uid)
-            elif isinstance(error, StoppingError):
-                report.still_working.append(uid)
-            elif isinstance(error, DraError):
-                if not isinstance(error, UndoFailedError):  # it is logged already
-                    self.rollback.retries.log(uid, "cannot reconcile claim: %s", error)
+            except DraError as e:
+                if not isinstance(e, UndoFailedError):  # it is logged already
+                    self.rollback.retries.log(uid, "cannot reconcile claim: %s", e)
                 report.failed.append(uid)
-            else:
-                raise error
+
+        async with asyncio.TaskGroup() as group:
+            for uid in uids:
+                if uid not in self.context.tasks:
+                    group.create_task(one(uid))

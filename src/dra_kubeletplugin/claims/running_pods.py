@@ -1,4 +1,4 @@
-"""Decides whether a pod of this node may still use a claim that the API server no longer has with its devices.
+"""The pods of this node, as far as claims need them: which pods wait for a claim, and which may still use a claim that was deleted.
 
 A user can delete a claim while its pod runs, so an absent claim never frees a device. The source is the kubelet's list of its pods
 (PodResources API, `<kubelet root>/pod-resources/kubelet.sock`). Every pod of the claim's namespace counts, whatever the list says about
@@ -13,14 +13,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ..base.age import duration
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..base.text import join_names
-from ..errors import clip, printable
+from ..errors import DraError, StoppingError, clip, printable
 from ..kube.event_recorder import EventRecorder, claim_subject, node_subject
 from .claim_fields import ClaimIdentity
 from .record import Record
@@ -28,101 +31,145 @@ from .record import Record
 log = logging.getLogger(__name__)
 _TIMEOUT = 10.0  # seconds for one list
 _LARGEST = 16 << 20  # bytes of a list; the kubelet's own limit for its clients
-_RETRIED_WITHIN = 180.0  # seconds within which the kubelet asks again to prepare the claims of a pod that waits
-_MAX_WAITING = 1_000  # claims
+# The kubelet retries a prepare at least every two minutes. Without a call for this time in seconds, it does not want the claim any more.
+_RETRIED_WITHIN = 180.0
 _NAMED = 4  # pods that a sentence lists
 _DETAILS = 200  # bytes of a gRPC error
-_Key = tuple[str, float]  # claim UID and creation time of its record
+_Key = tuple[str, float]  # claim UID and creation time of its record; a claim that is prepared again has the same UID
 
 
-class PodsUnknownError(Exception):
-    """The kubelet's list cannot be read; the text says why."""
+class _WaitingClaim(msgspec.Struct):
+    """A claim that the kubelet asks to prepare. ``error`` is why its last prepare failed; empty if none has failed."""
+
+    claim: ClaimIdentity
+    since: float
+    last: float
+    pods: Set[str] = frozenset()  # names of the pods that wait for the claim, if the claim could be read
+    error: str = ""
+    tries: int = 0  # prepares that failed
 
 
 class ClaimPods:
-    """Asks the kubelet for its pods, and reports claims whose devices stay held because a pod may use them.
+    """The pods that wait for claims, and the deleted claims whose devices stay held because a pod may use them.
 
     Args:
         socket: the kubelet's PodResources socket.
         node: the node's name, for Events.
-        settles: seconds within which a kubelet that has just started lists all its pods.
+        grace_period: seconds for which no pod may use a deleted claim before it has ended.
     """
 
-    def __init__(self, socket: Path, events: EventRecorder, node: str, metrics: Metrics, settles: float = 0.0) -> None:
+    def __init__(
+        self, socket: Path, events: EventRecorder, node: str, metrics: Metrics, grace_period: float = 0.0
+    ) -> None:
         self._socket = socket
-        self._settles = settles
-        self._listed_since = -math.inf  # when the kubelet registered the plugin last
+        self._grace_period = grace_period
         self._events = events
         self._node = node_subject(node)
-        self._users: dict[_Key, frozenset[str]] = {}
-        self._held: dict[_Key, str] = {}
-        # The pods that wait for a claim and when the kubelet last asked to prepare it, by claim UID.
-        self._waiting: dict[str, tuple[float, str, frozenset[str]]] = {}
+        self._held: dict[_Key, str] = {}  # a sentence for each claim whose devices stay held
+        self._users: dict[_Key, Set[str]] = {}  # the pods that could use the claim at the last check
+        self._unused_since: dict[_Key, float] = {}  # when it was first seen that no pod can use the claim
+        self._restarted_at = -math.inf  # a kubelet that has just started lists its pods only after it has read them
+        self._waiting: dict[str, _WaitingClaim] = {}  # by UID
         metrics.measure("deleted_claims_held", lambda: len(self._held))
+
+    # --- claims that the kubelet asks to prepare ------------------------------------------------
+
+    def set_waiting(self, claim: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> None:
+        """Call it when the kubelet asks to prepare a claim."""
+        pods = frozenset(printable(c.get("name")) for c in reserved_for if c.get("resource") == "pods")
+        self._waiting_claim(claim).pods = pods
+
+    def set_failed(self, claim: ClaimIdentity, error: DraError) -> None:
+        """Call it when a prepare has failed."""
+        if not isinstance(error, StoppingError):
+            waiting = self._waiting_claim(claim)
+            waiting.error, waiting.tries = error.event(), waiting.tries + 1
+
+    def set_done(self, uid: str) -> None:
+        """Call it when a claim is prepared or unprepared."""
+        self._waiting.pop(uid, None)
+
+    def failing_prepares(self) -> Iterator[str]:
+        """Yields a sentence for each claim that cannot be prepared now: the claim, its pod, the error, since when, and the last try."""
+        now = time.monotonic()
+        for waiting in self._all_waiting():
+            if waiting.error:
+                pod = f"pod {waiting.claim.namespace}/{min(waiting.pods)}" if len(waiting.pods) == 1 else "its pod"
+                last = f"last try {duration(now - waiting.last)} ago"
+                tries = f"for {duration(now - waiting.since)}, {waiting.tries} tries, " if waiting.tries > 1 else ""
+                yield f"claim {waiting.claim} cannot be prepared, and {pod} does not start ({tries}{last}): {waiting.error}"
+
+    def _waiting_claim(self, claim: ClaimIdentity) -> _WaitingClaim:
+        now = time.monotonic()
+        self._all_waiting()
+        waiting = self._waiting.setdefault(claim.uid, _WaitingClaim(claim, now, now))
+        waiting.last = now
+        return waiting
+
+    def _all_waiting(self) -> Sequence[_WaitingClaim]:
+        """Forgets the claims that the kubelet does not want any more, and returns the others."""
+        oldest = time.monotonic() - _RETRIED_WITHIN
+        self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if waiting.last > oldest}
+        return list(self._waiting.values())
+
+    # --- deleted claims -------------------------------------------------------------------------
 
     @property
     def notes(self) -> Sequence[str]:
         """A sentence for each claim whose devices stay held."""
         return list(self._held.values())
 
-    def forget_users(self) -> None:
-        """Forgets which pods could use the claims. A kubelet that has just started may list its pods later."""
+    def restart_grace_periods(self) -> None:
+        """Call it when a kubelet has just started, or does not respond: it ends and unprepares claims later."""
         self._users.clear()
-        self._listed_since = time.monotonic()
+        self._unused_since.clear()
+        self._restarted_at = time.monotonic()
 
-    def set_waiting(self, claim: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> None:
-        """Call it when the kubelet asks to prepare a claim."""
-        pods = frozenset(printable(c.get("name")) for c in reserved_for if c.get("resource") == "pods")
-        self._waiting.pop(claim.uid, None)
-        self._waiting[claim.uid] = (time.monotonic(), claim.namespace, pods)
-        while len(self._waiting) > _MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
+    def is_unused(self, record: Record) -> bool:
+        """Whether no pod could use a deleted claim when :meth:`ended` last checked it, and its grace period was not restarted since."""
+        return (record.uid, record.created) in self._unused_since
 
-    def set_done(self, uid: str) -> None:
-        """Call it when a claim is prepared or unprepared."""
-        self._waiting.pop(uid, None)
+    def set_live(self, record: Record) -> None:
+        """Call it for a claim that the API server has with its devices: other pods may use it from now on."""
+        self._users.pop((record.uid, record.created), None)
+        self._unused_since.pop((record.uid, record.created), None)
+        self._held.pop((record.uid, record.created), None)
 
-    async def held(self, gone: Sequence[Record], known: Sequence[Record]) -> set[str]:
-        """Returns the UIDs of those claims in ``gone`` that a pod may still use, and reports each.
+    async def ended(self, gone: Sequence[Record], known: Sequence[Record]) -> list[Record]:
+        """Returns those claims in ``gone`` that no pod can use since their grace period, and reports those that a pod may use.
 
         Args:
             gone: claims that the API server did not have with their devices when it was last asked.
             known: all records. Claims that are not among them are forgotten.
         """
-        wanted = {(r.uid, r.created): r for r in gone}
-        reasons: dict[_Key, str] = {}
-        if wanted:
-            try:
-                pods = await self._pods()
-                reasons = {key: why for key, record in wanted.items() if (why := self._reason(key, record, pods))}
-            except PodsUnknownError as e:
-                reasons = dict.fromkeys(wanted, f"a pod may still use it, because {e}")
         recorded = {(r.uid, r.created) for r in known}
+        self._held = {key: text for key, text in self._held.items() if key in recorded}
         self._users = {key: pods for key, pods in self._users.items() if key in recorded}
-        for key in [k for k in self._held if k not in recorded or (k in wanted and k not in reasons)]:
-            del self._held[key]
-        for key, reason in reasons.items():
-            self._report(key, wanted[key], reason)
-        return {uid for uid, _ in reasons}
-
-    def set_live(self, record: Record) -> None:
-        """Call it for a claim that the API server has with its devices: other pods may use it from now on."""
-        self._users.pop((record.uid, record.created), None)
-        self._held.pop((record.uid, record.created), None)
-
-    def _reason(self, key: _Key, record: Record, pods: Mapping[str, frozenset[str]]) -> str:
-        """Returns why a pod may use the claim; empty if no pod can."""
-        running = pods.get(record.namespace, frozenset())
-        # A pod that starts later cannot use the claim: the kubelet reads the claim before it starts a pod.
-        users = self._users.get(key, running) & running
-        if time.monotonic() - self._listed_since >= self._settles:
-            self._users[key] = users
-        oldest = time.monotonic() - _RETRIED_WITHIN
-        for requested_at, namespace, waiting in self._waiting.values():
-            if namespace == record.namespace and requested_at > oldest:
-                users -= waiting
-        names = join_names(sorted(users), _NAMED)
-        return f"pods of its namespace on this node may still use it ({names}): delete them" if users else ""
+        self._unused_since = {key: since for key, since in self._unused_since.items() if key in recorded}
+        pods = await self._pods() if gone else {}
+        now, waiting = time.monotonic(), self._all_waiting()
+        out = []
+        for record in gone:
+            key = (record.uid, record.created)
+            if isinstance(pods, str):
+                reason = f"a pod may still use it, because {pods}"
+            else:
+                running = pods.get(record.namespace, set())
+                # A pod that starts later cannot use the claim: the kubelet reads the claim before it starts a pod.
+                users = self._users.get(key, running) & running
+                if now - self._restarted_at >= self._grace_period:
+                    self._users[key] = users
+                users = users.difference(*(w.pods for w in waiting if w.claim.namespace == record.namespace))
+                names = join_names(sorted(users), _NAMED)
+                reason = f"pods of its namespace on this node may still use it ({names}): delete them" if users else ""
+            if reason:
+                self._unused_since.pop(key, None)
+                self._report(key, record, reason)
+                continue
+            self._held.pop(key, None)
+            if now - self._unused_since.setdefault(key, now) >= self._grace_period:
+                out.append(record)
+        return out
 
     def _report(self, key: _Key, record: Record, reason: str) -> None:
         text = printable(
@@ -135,8 +182,8 @@ class ClaimPods:
             log.warning("claim without its object keeps its devices: %s", reason, extra=fields)
         self._held[key] = text
 
-    async def _pods(self) -> Mapping[str, frozenset[str]]:
-        """Returns the names of the kubelet's pods by namespace. Raises :class:`PodsUnknownError`."""
+    async def _pods(self) -> Mapping[str, set[str]] | str:
+        """Returns the names of the kubelet's pods by namespace, or why they are not known."""
         import grpc  # not needed by the commands that read records
         import grpc.aio
 
@@ -151,10 +198,8 @@ class ClaimPods:
                 )
         except grpc.aio.AioRpcError as e:
             why = clip(printable(e.details() or e.code().name), _DETAILS)
-            raise PodsUnknownError(
-                f"the kubelet's pods cannot be listed at {self._socket} ({why}): mount its folder into the plugin's pod as deploy/ does"
-            ) from None
+            return f"the kubelet's pods cannot be listed at {self._socket} ({why}): mount its folder into the plugin's pod as deploy/ does"
         out: dict[str, set[str]] = {}
         for pod in listed.pod_resources:
             out.setdefault(pod.namespace, set()).add(printable(pod.name))
-        return {namespace: frozenset(names) for namespace, names in out.items()}
+        return out

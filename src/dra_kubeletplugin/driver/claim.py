@@ -17,7 +17,7 @@ from ..resourceapi.quantity import Quantity
 from ..resourceapi.types import Attribute, Device
 from .config.model import Config
 from .process import ProcessSpec, Ready
-from .status import DeviceStatus, ReportedStatus, StatusSink
+from .status import DeviceStatus, ReportedStatus, ReportStatus, report_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Claim:
     operation: str = ""
     node: str = ""
     _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
-    _status: StatusSink = field(default_factory=StatusSink, repr=False, compare=False)
+    _status: ReportStatus = field(default=report_nothing, repr=False, compare=False)
 
     def devices_by_config(self) -> list[tuple[Config | None, list[AllocatedDevice]]]:
         """Returns the parameters of the claim, each with the devices that have these parameters.
@@ -240,7 +240,7 @@ class Claim:
             raise DriverError(
                 f"report() of claim {self.namespace}/{self.name}: pass one of the claim's devices and a DeviceStatus"
             )
-        return self._status.report((device.pool, device.name, device.share_id or ""), status)
+        return self._status((device.pool, device.name, device.share_id or ""), status)
 
     def on_undo(self, step: str, /, **data: JSONValue) -> Awaitable[None]:
         """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.

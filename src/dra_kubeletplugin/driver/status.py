@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from .data import plain_json
 MAX_CONDITIONS = 8
 MAX_STATUS_DATA_BYTES = 10_240
 _MAX_MESSAGE = 32_768
+_WAIT = 5.0  # seconds that a caller waits for a report to be written
 
 
 @dataclass(frozen=True)
@@ -159,15 +162,6 @@ class DeviceStatus:
         return out
 
 
-class StatusSink:
-    """Sends the reported statuses of a claim. The framework replaces it with its own subclass."""
-
-    def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
-        raise DriverError(
-            "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class ReportedStatus:
     """A report that is being written. ``await`` it, or call :meth:`wait` in a thread.
@@ -176,15 +170,30 @@ class ReportedStatus:
     continues in the background. Nothing is raised.
     """
 
-    until_written: Callable[[], Awaitable[bool]] = field(repr=False)
-    block: Callable[[], bool] = field(repr=False)
+    _written: Future[bool] = field(repr=False)
 
     def __await__(self) -> Generator[Any, None, bool]:
-        return self.until_written().__await__()
+        return self._until_written().__await__()
+
+    async def _until_written(self) -> bool:
+        done, _ = await asyncio.wait({asyncio.wrap_future(self._written)}, timeout=_WAIT)
+        return bool(done) and self._written.result()
 
     def wait(self) -> bool:
         """Waits for the write and returns the result, as ``await`` does, for code in a thread. Never call it on the event loop."""
-        return self.block()
+        try:
+            return self._written.result(_WAIT)
+        except TimeoutError:
+            return False
+
+
+ReportStatus = Callable[[tuple[str, str, str], DeviceStatus], ReportedStatus]  # the device: pool, name, share id
+
+
+def report_nothing(device: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
+    raise DriverError(
+        "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
+    )
 
 
 def _refuse(validate: Callable[[JSONValue, str], list[FieldError]], value: JSONValue, name: str) -> None:

@@ -353,7 +353,7 @@ class Plugin:
             (),
             tuple(self.service.calls),
         )
-        return await render_page(request, state, self.inventory, self.claims.snapshot)
+        return await render_page(request, state, self.inventory, self.claims.store.everything)
 
     async def _measure(self) -> None:
         await self.claims.measure()

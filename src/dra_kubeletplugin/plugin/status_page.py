@@ -16,7 +16,7 @@ from ..base.age import duration
 from ..base.http_server import pages
 from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import Request, Response
-from ..claims import ClaimSnapshot
+from ..claims import Record, Row
 from ..devices.inventory import Inventory
 from ..devices.pool_state import DeviceKey
 from ..devices.validation import decoded
@@ -25,7 +25,7 @@ from .grpc.node_service import KubeletCall
 
 JSON_PATH = "/status.json"
 _READ_TIMEOUT = 2.0  # seconds for reading the records
-ReadClaims = Callable[[], Awaitable[ClaimSnapshot]]
+ReadRecords = Callable[[], Awaitable[Sequence[Row]]]
 # Any pod in the cluster can reach the port, and the names of claims must not be public.
 _LOCAL_ONLY = (
     "this page is served on the loopback only: run kubectl port-forward POD PORT, and open http://localhost:PORT; "
@@ -71,45 +71,50 @@ class PluginState:
     calls: Sequence[KubeletCall]
 
 
-async def render_page(request: Request, state: PluginState, inventory: Inventory, claims: ReadClaims) -> Response:
+async def render_page(request: Request, state: PluginState, inventory: Inventory, records: ReadRecords) -> Response:
     """Handles ``/`` and :data:`JSON_PATH`.
 
     Args:
         request: the request.
         state: the state without devices.
         inventory: the devices.
-        claims: reads the recorded claims. Raises :class:`RecordsError`.
+        records: reads the records of claims. Raises :class:`RecordsError`.
     """
     if not is_from_loopback(request):
         return pages.text(_LOCAL_ONLY, 403)
     if refused := pages.refusal(request, has_data=True):
         return refused
-    recorded, notes = ClaimSnapshot(), list(state.notes)
+    rows: Sequence[Row] = ()
+    notes = list(state.notes)
     try:
         async with asyncio.timeout(_READ_TIMEOUT):
-            recorded = await claims()
+            rows = await records()
     except (RecordsError, TimeoutError) as e:
         notes.append(f"which claims are prepared is not known: {printable(e) or 'the records do not respond'}")
-    notes += [f"the record of claim {c} cannot be read, and its devices stay held" for c in recorded.unreadable]
+    notes += [
+        f"the record of claim {row.shown} cannot be read, and its devices stay held"
+        for row in rows
+        if not isinstance(row, Record)
+    ]
     whole = replace(
         state,
         not_ready=[*map(printable, state.not_ready)],
         notes=[*map(printable, notes)],
         failing=[*map(printable, state.failing)],
-        devices=tuple(device_states(inventory, recorded)),
+        devices=tuple(device_states(inventory, [row for row in rows if isinstance(row, Record)])),
     )
     return pages.json(whole) if request.path == JSON_PATH else pages.html(_document(whole))
 
 
-def device_states(inventory: Inventory, recorded: ClaimSnapshot) -> Iterator[DeviceState]:
+def device_states(inventory: Inventory, records: Iterable[Record]) -> Iterator[DeviceState]:
     """Yields all devices of the driver, also those that are not published and those that vanished in use, in the driver's order."""
     holders = defaultdict[DeviceKey, list[str]](list)
     monitors = defaultdict[DeviceKey, list[str]](list)
-    for claim in recorded.claims:
-        for result in claim.results:
-            by_device = monitors if result["adminAccess"] else holders
-            name = printable(f"{claim.namespace}/{claim.name} ({claim.state})")
-            by_device[DeviceKey(result["pool"], result["device"])].append(name)
+    for record in records:
+        for device in record.devices:
+            by_device = monitors if device.get("adminAccess") else holders
+            name = printable(f"{record.namespace or '?'}/{record.name or record.uid} ({record.state.lower()})")
+            by_device[DeviceKey(device["pool"], device["device"])].append(name)
     taints = {
         DeviceKey(content.name, device.name): decoded(device.encoded).get("taints") or ()
         for content in inventory.contents()
