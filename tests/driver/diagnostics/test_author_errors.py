@@ -158,6 +158,7 @@ def with_extra_argument(method: Callable[..., Any]) -> Callable[..., Any]:
         _driver_class(healthy=lambda self: True),
         _driver_class(recovered=lambda self: 1, started=lambda self: 1, unprepared=lambda self: 1),
         _driver_class(_Vendor),
+        _driver_class(undo_reset=None),  # removes the step of a base class
         _driver_class(prepare=with_extra_argument(lambda self, session, claim: [])),
     ],
 )
