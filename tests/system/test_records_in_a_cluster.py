@@ -225,7 +225,7 @@ def test_a_damaged_first_line_without_a_copy_blocks_new_claims_until_an_operator
         damage_file(records, uid)
     cluster.apply(pod("c"))
     block_until(lambda: "HARDWARE_UNKNOWN" in cluster.events("c"))
-    #    assert f"run `dra claims forget UID`: {uid}" in cluster.dev.log()
+    assert f"run `dra claims forget UID`: {uid}" in cluster.dev.log()
     assert "its devices are not known" in cluster.dra_claims()
     cluster.delete("b")  # a prepared claim is unprepared as always
     cluster.dev.kubectl("delete", "pod", "a", "--wait=false")

@@ -52,7 +52,7 @@ class Recovery:
                 self.fault = ""
                 return True
             if type(self.driver).recover is Driver.recover and (lost := await self.store.damaged()):
-                self.fault = (
+                self._fail(
                     f"the files of {counted(len(lost), 'claim')} were damaged, and the driver has no recover(): no claim is prepared for "
                     f"the first time; when the pods of these claims are gone, run `dra claims forget UID`: {', '.join(lost[:3])}"
                 )
@@ -78,8 +78,9 @@ class Recovery:
             return True
 
     def _fail(self, fault: str) -> None:
+        if fault != self.fault:
+            log.error("records are not complete: %s", fault)
         self.fault = fault
-        log.error("records are not complete: %s", fault)
 
     def _merge(self, records: Records, found: Sequence[Record]) -> list[str]:
         """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
@@ -152,6 +153,14 @@ def _record(claim: RecoveredClaim, boot_id: str) -> Record:
     if not claim.uid or not all(d["device"] for d in devices):
         raise DriverError(f"{shown} without a UID, or with a device that has no name")
     return Record(
-        claim.uid, claim.namespace, claim.name, State.PREPARED, boot_id, devices=devices, undo=undo, shared=shared,
-        shared_unknown=claim.shared_steps is None, recovered=True,
-    )  # fmt: skip
+        claim.uid,
+        claim.namespace,
+        claim.name,
+        State.PREPARED,
+        boot_id,
+        devices=devices,
+        undo=undo,
+        shared=shared,
+        shared_unknown=claim.shared_steps is None,
+        recovered=True,
+    )
