@@ -251,10 +251,10 @@ async def test_a_repair_that_cannot_be_written_loses_nothing(tmp_path: Path, mon
     async with instance(tmp_path) as first, instance(tmp_path) as second:
         await insert(first, make_record("a", "d-0", State.PREPARING))
         await second.all()
-        for step in ("write_temporary", "keep_synced"):
+        for owner, step in ((RecordFiles, "write_temporary"), (os, "link")):
             remove(tmp_path)
             with monkeypatch.context() as patch:
-                patch.setattr(RecordFiles, step, fails)
+                patch.setattr(owner, step, fails)
                 with pytest.raises(RecordsError, match="the disk is full"):
                     await insert(first, make_record("b", "d-1"))
         await insert(second, make_record("c", "d-2"))

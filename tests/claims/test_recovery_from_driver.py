@@ -125,7 +125,7 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
         {"request": "r", "pool": "node", "device": "d-0", "shareID": "s", "data": {"n": 1}},
         {"request": "r", "pool": "node", "device": "d-1"},
     ]
-    assert new_record.partial and new_record.cdi is None
+    assert new_record.recovered and new_record.cdi is None
     assert ended_record.state is State.UNPREPARING
     assert ended_record.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
     assert await store.get("late") is None
@@ -213,6 +213,7 @@ INVALID = object()
         ([claim("u", [device()], namespace="\n")], "namespace is not printable text"),
         ([claim("u", [device()], name=cast(Any, None))], "name is not printable text"),
         ([claim("\x1b", [device()])], "uid is not printable text"),
+        ([claim("a/../../b", [device()])], "not the UID of a ResourceClaim"),
         ([claim("\ud800", [device()])], "uid is not printable text"),
         ([claim("a\0b", [device()])], "uid is not printable text"),
         ([claim(cast(Any, 5), [device()])], "uid is not printable text"),

@@ -92,7 +92,7 @@ async def test_after_two_kills_during_a_repair_the_third_start_restores_every_cl
     async with node_harness(tmp_path) as b:
         await hold_two(b)
         remove_one_and_overwrite_one_without_a_note(b)
-        for point in ("repair: after setting aside", "repair: before renaming"):
+        for point in ("repair: after adding lost claims", "repair: before renaming"):
             await b.start(KILL_AT=point, ready=False)
             await b.died()
         await check_claims(b)

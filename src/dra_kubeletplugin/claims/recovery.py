@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.shared_call import SharedCall
 from ..base.text import counted
+from ..cdi.directory import is_uid
 from ..driver import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from ..driver.calls import Calls
 from ..driver.data import plain_json
@@ -17,7 +18,7 @@ from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
 from .holders import HeldByError
 from .record import Record, State, allocated_json, identity
-from .store.records import DAMAGED, RECOVER, Records
+from .store.records import RECOVER, Records
 from .store.store import RecordStore
 from .transitions import ENDED
 
@@ -80,7 +81,8 @@ class Recovery:
 
     def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
         """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
-        records.clear_meta(DAMAGED)  # the driver has reported which devices are in use
+        for uid in records.damaged():
+            records.forget(uid)  # the driver has reported which devices are in use
         ended = records.get_meta(ENDED)
         reported = {claim.uid for claim in claims}
         added, sentences = [], []
@@ -191,6 +193,8 @@ def _checked(claim: object) -> RecoveredClaim:
             raise DriverError(f"{shown}: device {device.name}: {e}") from None
     for field in ("uid", "namespace", "name"):
         _check_text(f"{shown}: {field}", getattr(claim, field))
+    if not is_uid(claim.uid):
+        raise DriverError(f"{shown}, which is not the UID of a ResourceClaim")
     return dataclasses.replace(
         claim,
         devices=devices,

@@ -195,7 +195,7 @@ class SharedSteps:
                 used = next((e for e in row.shared if _is_same(e, entry)), None)
                 if row.boot_id != self.boot_id:
                     stale += [used] if used else []
-                elif row.partial:  # the state may have changed since
+                elif row.recovered:  # the state may have changed since
                     uncertain += [row] if used else []
                     unknown = unknown or used is not None or row.shared_unknown
                 elif used:

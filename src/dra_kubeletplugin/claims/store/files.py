@@ -54,22 +54,20 @@ class RecordFiles:
             for name in order:
                 if files[name] is None:
                     remove_claim(self.path, name)
-                else:
-                    os.rename(self._temporary(name), f"{self.path}/{name}")
-                    if sync and name != NODE_FILE:
-                        self.keep_synced(name)
+                    continue
+                os.rename(temporary_path(self.path, name), f"{self.path}/{name}")
+                if sync and name != NODE_FILE:
+                    # Later writes that are not synced do not replace the second name.
+                    link = temporary_path(self.path, f"{name}{TEMPORARY}")
+                    remove_file(link)
+                    os.link(f"{self.path}/{name}", link)
+                    os.rename(link, synced_path(self.path, name))
             if sync:
                 sync_folder(self.path)
         except BaseException:
             self.remove_temporary(written)
             raise
         return written
-
-    def _temporary(self, name: str) -> str:
-        return temporary_path(self.path, name)
-
-    def _temporary_link(self, name: str) -> str:
-        return f"{self._temporary(name)}{TEMPORARY}"
 
     def write_temporary(self, files: Mapping[str, bytes | None], *, sync: bool) -> dict[str, Seen]:
         """Writes the files that are not None under temporary names. Returns how they are. Raises ``OSError``; then it has removed them."""
@@ -78,7 +76,7 @@ class RecordFiles:
             for name, data in files.items():
                 if data is not None:
                     with naming_path_in_errors(f"{self.path}/{name}"):
-                        fds[name] = create_file(self._temporary(name), 0o600)
+                        fds[name] = create_file(temporary_path(self.path, name), 0o600)
                         write_all(fds[name], data)
             if sync:
                 self._sync_all(list(fds.values()))
@@ -89,6 +87,12 @@ class RecordFiles:
         finally:
             for fd in fds.values():
                 os.close(fd)
+
+    def remove_temporary(self, names: Iterable[str]) -> None:
+        for name in names:
+            for file in (name, f"{name}{TEMPORARY}"):
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary_path(self.path, file))
 
     def _sync_all(self, fds: Sequence[int]) -> None:
         """Syncs files, several at a time: a disk syncs them together. Raises ``OSError``."""
@@ -111,23 +115,6 @@ class RecordFiles:
             synced.acquire()
         if errors:
             raise errors[0]
-
-    def remove_temporary(self, names: Iterable[str]) -> None:
-        for name in names:
-            for file in (self._temporary(name), self._temporary_link(name)):
-                with contextlib.suppress(OSError):
-                    os.unlink(file)
-
-    def keep_synced(self, name: str) -> None:
-        """Links a synced file under a second name. Later writes that are not synced do not replace this one."""
-        remove_file(self._temporary_link(name))
-        try:
-            os.link(f"{self.path}/{name}", self._temporary_link(name))
-        except OSError as e:
-            if e.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
-                raise
-            return  # a file system without links: after a power failure, only recover() knows the claim of a file without data
-        os.rename(self._temporary_link(name), synced_path(self.path, name))
 
 
 def is_record_file(name: str) -> bool:
