@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -49,6 +49,18 @@ async def run(store: RecordStore, work: Callable[[], Result]) -> Result:
     return await store.do(lambda _: work(), Mode.READ)
 
 
+def count_batches(store: RecordStore, patch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that grows with each batch."""
+    batches, work = list[int](), store._work
+
+    def counted(jobs: Sequence[Any]) -> list[object]:
+        batches.append(len(jobs))
+        return work(jobs)
+
+    patch.setattr(store, "_work", counted)
+    return batches
+
+
 async def held_up(store: RecordStore, gate: Gate) -> asyncio.Task[str]:
     task = asyncio.create_task(run(store, gate.pass_through))
     await wait_until(gate.began.is_set)
@@ -59,16 +71,19 @@ def result_of(number: int) -> int:
     return 2 * number
 
 
-async def test_operations_during_a_batch_are_the_next_batch(store: RecordStore, gate: Gate) -> None:
+async def test_operations_during_a_batch_are_the_next_batch(
+    store: RecordStore, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = count_batches(store, monkeypatch)
     first = await held_up(store, gate)
     later = asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2, 3)))  # type: ignore[misc]
     await asyncio.sleep(0.02)
-    assert store.transactions == 1
+    assert len(batches) == 1
     gate.open.set()
     assert (await first, await later) == ("passed", [2, 4, 6])
-    assert store.transactions == 2
+    assert len(batches) == 2
     assert await asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2))) == [2, 4]  # type: ignore[misc]
-    assert store.transactions == 3
+    assert len(batches) == 3
 
 
 async def test_each_operation_has_its_own_exception(store: RecordStore) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
-import threading
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
 
 from ...base.files import UnsuitableFileError, create_file, read_file
 from ...base.flock import FileLock
@@ -28,13 +27,8 @@ _SYNCS = 8  # files that are synced at the same time
 _SYNCED_ALONE = 2  # files of a batch that need no further thread
 TEMPORARY, SYNCED = ".new", ".synced"
 
-
-class Seen(NamedTuple):
-    """How a file was when it was last read or written. A file that is replaced gets another inode."""
-
-    inode: int
-    modified: int
-    size: int
+Seen = tuple[int, int, int]
+"""How a file was when it was last read or written: inode, time and size. A file that is replaced gets another inode."""
 
 
 class RecordFiles:
@@ -96,25 +90,24 @@ class RecordFiles:
 
     def _sync_all(self, fds: Sequence[int]) -> None:
         """Syncs files, several at a time: a disk syncs them together. Raises ``OSError``."""
-        waiting, synced, errors = deque(fds), threading.Semaphore(0), list[OSError]()
+        results = SimpleQueue[OSError | None]()
 
-        def work() -> None:
-            with contextlib.suppress(IndexError):
-                while True:
-                    fd = waiting.popleft()
-                    try:
-                        os.fdatasync(fd)
-                    except OSError as e:
-                        errors.append(e)
-                    synced.release()
+        def sync(fd: int) -> None:
+            try:
+                os.fdatasync(fd)
+                results.put(None)
+            except OSError as e:
+                results.put(e)
 
-        for _ in fds[_SYNCED_ALONE:]:
-            self._threads.submit(work)
-        work()  # this thread too, so that nothing waits if the machine has no thread left
-        for _ in fds:
-            synced.acquire()
-        if errors:
-            raise errors[0]
+        jobs = [functools.partial(sync, fd) for fd in fds]
+        for job in jobs[_SYNCED_ALONE:]:
+            self._threads.submit(job)
+        for number, job in enumerate(jobs):  # this thread too, so that nothing waits if the machine has no thread left
+            if number < _SYNCED_ALONE or self._threads.withdraw(job):
+                job()
+        for error in [results.get() for _ in jobs]:
+            if error:
+                raise error
 
 
 def is_record_file(name: str) -> bool:
@@ -150,7 +143,7 @@ def remove_claim(folder: Path, name: str) -> None:
 
 
 def seen_of(info: os.stat_result) -> Seen:
-    return Seen(info.st_ino, info.st_mtime_ns, info.st_size)
+    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def sync_folder(path: Path) -> None:

@@ -52,8 +52,6 @@ class RecordStore:
         self.folder = folder
         self.fault = ""
         self.repaired = asyncio.Event()
-        self.transactions = 0
-        """The number of batches so far. Each is at most one write."""
         self._thread = Threads(1, "records")
         self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
         self._idle = asyncio.Event()  # set while the thread has no batch
@@ -88,7 +86,6 @@ class RecordStore:
 
     def _begin_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._waiting = self._waiting, []
-        self.transactions += 1
 
         def work() -> None:
             self._began = time.monotonic()
@@ -118,7 +115,7 @@ class RecordStore:
             self._idle.set()
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Waits up to ``timeout`` seconds for running work, then releases the lock."""
+        """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
         end = time.monotonic() + timeout
         if self.folder.repairs:
             # Restores a file that was just removed: otherwise the next instance would find no records.
@@ -132,12 +129,10 @@ class RecordStore:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(closed.set)
 
-        with contextlib.suppress(TimeoutError):  # the thread may hang
-            async with asyncio.timeout(max(0.0, end - time.monotonic())):
-                await self._idle.wait()
-        self._thread.submit(work)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.1, end - time.monotonic())):
+                await self._idle.wait()
+                self._thread.submit(work)
                 await closed.wait()
 
     # --- queries --------------------------------------------------------------------------------
