@@ -17,7 +17,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ...base import forks
@@ -132,7 +132,7 @@ class ClaimFolder:
     def check(self) -> None:
         """Detects files that were removed, replaced or overwritten, and the loss of the folder, and repairs them."""
         with contextlib.suppress(FileNotFoundError):
-            if self._is_known(os.stat(self.path)) and not self._changes():
+            if self._is_known(os.stat(self.path)) and not any(self._changes()):
                 return
         with self.locked(self.wait):
             self._read_changes()
@@ -153,15 +153,15 @@ class ClaimFolder:
     def _is_known(self, info: os.stat_result) -> bool:
         return self._fd >= 0 and os.path.samestat(info, os.fstat(self._fd))
 
-    def _changes(self) -> dict[str, Seen | None]:
-        """Returns the files that differ from what was last read or written; None for a file that is gone."""
+    def _changes(self) -> tuple[dict[str, Seen], set[str]]:
+        """Returns the files that differ from what was last read or written, and the names of those that are gone."""
         found: dict[str, Seen] = {}
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if is_record_file(entry.name):
                     found[entry.name] = seen_of(entry.stat(follow_symlinks=False))
         gone = {NODE_FILE, *map(file_name, self.records.stored())} - found.keys()
-        return {name: seen for name, seen in found.items() if self._seen.get(name) != seen} | dict.fromkeys(gone)
+        return {name: seen for name, seen in found.items() if self._seen.get(name) != seen}, gone
 
     def _open(self) -> None:
         """Reads the folder for the first time, or after it or its metadata were lost. Adds the claims that it lacks."""
@@ -177,8 +177,8 @@ class ClaimFolder:
                     if name.startswith(".") and name.endswith(TEMPORARY):
                         with contextlib.suppress(OSError):  # a person may have made a folder with this name
                             os.unlink(f"{self.path}/{name}")
-                changes = self._changes()
-                meta = self._read_meta(changes.pop(NODE_FILE, None))
+                changed, gone = self._changes()
+                meta = self._read_meta()
                 if former < 0:
                     self.records.load_meta(meta or {})
                 else:
@@ -192,8 +192,8 @@ class ClaimFolder:
                 id = (meta or {}).get(_ID) or os.urandom(8).hex()
                 for key, value in {**(meta or {}), **known, _ID: id, _DRIVER: self.specs.driver}.items():
                     self.records.set_meta(key, value)
-                self._read_files(changes, is_opened=True)
-                lost = self._add_lost(changes, names)
+                self._read_files(changed, is_opened=True)
+                lost = self._add_lost(gone, names)
                 if lost:
                     self._news.append(
                         f"{counted(len(lost), 'record')} lost and written again: {', '.join(sorted(lost))}"
@@ -213,18 +213,17 @@ class ClaimFolder:
     def _read_changes(self) -> None:
         """Reads all files that have changed, and repairs damaged and lost ones."""
         with self._repairing():
-            changes = self._changes()
-            is_lost = False
-            if NODE_FILE in changes:
-                seen = changes.pop(NODE_FILE)
-                meta = self._read_meta(seen)
+            changed, gone = self._changes()
+            is_lost = NODE_FILE in gone
+            if NODE_FILE in changed:
+                meta = self._read_meta()
                 is_lost = meta is None or meta.get(_ID) != self.records.get_meta(_ID)[""]
-                if seen and meta and not is_lost:
+                if meta and not is_lost:
                     self.records.load_meta(meta)
-                    self._seen[NODE_FILE] = seen
+                    self._seen[NODE_FILE] = changed[NODE_FILE]
             if not is_lost:
-                self._read_files(changes, is_opened=False)
-                for name in (name for name, seen in changes.items() if seen is None):
+                self._read_files(changed, is_opened=False)
+                for name in gone:
                     self._restore_or_end(name)
         if is_lost:
             self._open()  # whatever removed the metadata may have removed more
@@ -247,15 +246,15 @@ class ClaimFolder:
         self.report += self._news
         self._news.clear()
 
-    def _read_meta(self, seen: Seen | None) -> Mapping[str, str] | None:
+    def _read_meta(self) -> Mapping[str, str] | None:
         """Reads the metadata; None if they are lost or damaged."""
-        return meta_of(read_content(self.path / NODE_FILE) or b"") if seen else None
+        return meta_of(read_content(self.path / NODE_FILE) or b"")
 
-    def _read_files(self, changes: Mapping[str, Seen | None], *, is_opened: bool) -> None:
+    def _read_files(self, changed: Mapping[str, Seen], *, is_opened: bool) -> None:
         """Reads the files of claims. Writes damaged ones again from their copies. In an opened folder, newer records in memory stay."""
-        for name, seen in sorted(changes.items()):
-            data = read_content(self.path / name) if seen else None
-            if seen is None or data is None:
+        for name, seen in sorted(changed.items()):
+            data = read_content(self.path / name) if name != NODE_FILE else None
+            if data is None:
                 continue  # if it was removed just now, the next check finds that
             found, known = stored_of(data, name), self.records.stored().get(uid_of(name))
             if not found.is_intact and (copy := self._copy(name)):
@@ -284,14 +283,13 @@ class ClaimFolder:
             self.records.unload(uid_of(name))
             self._seen.pop(name, None)
 
-    def _add_lost(self, changes: Mapping[str, Seen | None], names: Iterable[str]) -> list[str]:
+    def _add_lost(self, gone: Collection[str], names: Iterable[str]) -> list[str]:
         """Adds the claims that an opened folder lacks, and returns their UIDs; also newer versions of claims.
 
         They are in memory and have not ended since, or have a note of this boot, or have only the second name of their file.
         """
         lost = []
-        for uid in (uid_of(name) for name, seen in changes.items() if seen is None):
-            known = self.records.stored()[uid]
+        for uid, known in [(uid, known) for uid, known in self.records.stored().items() if file_name(uid) in gone]:
             # A device of a claim that another instance has ended may have another holder.
             if self._others and not self._is_own(known) and any(map(self.records.holders, known.holds)):
                 self.records.forget(uid)
@@ -349,11 +347,9 @@ class ClaimFolder:
         def age(stored: Stored) -> tuple[bool, float, str]:
             """Returns a key by which the claim comes first that this process works on, or that has a note, or that is older."""
             uid, created = stored.head.uid, stored.head.created
-            note = None if self._is_own(stored) else read_note(self.specs, uid)
-            is_valid = (
-                (note.head.boot_id, note.head.created) == (self.boot_id, created) if note else self._is_own(stored)
-            )
-            return not is_valid, created, uid
+            note = read_note(self.specs, uid)
+            is_noted = note is not None and (note.head.boot_id, note.head.created) == (self.boot_id, created)
+            return not (is_noted or self._is_own(stored)), created, uid
 
         for uid, other in self.records.conflicts(age):
             row = self.records.read(uid)
