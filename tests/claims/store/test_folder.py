@@ -391,22 +391,6 @@ async def test_a_damaged_second_line_is_written_again_from_memory_or_the_note(tm
         assert [r.uid for r in await store.all()] == ["a", "b"]
 
 
-async def test_fields_of_a_newer_version_survive_each_update(tmp_path: Path) -> None:
-    async with instance(tmp_path) as store:
-        record = make_record("a", "d-0", undo=[{"step": "s", "data": {}}])
-        await insert(store, record)
-        head, body = read_lines(store.path / "a.json")
-        later = checked_line(head | {"later": 1}) + checked_line(body | {"later": {"x": [2]}})
-        (store.path / "a.json").write_bytes(later)
-        await store.check_files()
-        for undo in ([{"step": "t", "data": {}}], []):
-            record.undo = undo
-            assert await store.do(lambda records: records.update(record, record.fence))
-            head, body = read_lines(store.path / "a.json")
-            assert (head["later"], body["later"]) == (1, {"x": [2]})
-            assert body.get("undo", []) == undo
-
-
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"{}")])
 async def test_lost_metadata_lead_to_a_recovery(
