@@ -6,6 +6,7 @@ An operation gets a :class:`Records` object. A fence protects each change from c
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from ..record import (
     Record,
     Row,
     State,
-    UnreadableRecord,
     checked_line,
     checked_text,
     decode_record,
@@ -81,7 +81,7 @@ class Records:
 
     def __init__(self) -> None:
         self._claims: dict[str, Stored] = {}
-        self._holders: dict[tuple[str, str], dict[str, None]] = {}  # UIDs by pool and device
+        self._holds: defaultdict[tuple[str, str], list[Hold]] = defaultdict(list)  # by pool and device
         self._meta: dict[str, str] = {}
         self._undo: list[tuple[Callable[[str, Any], None], str, Any]] = []
 
@@ -138,7 +138,7 @@ class Records:
     def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
         """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
         kept, found = set[str](), []
-        uids = {uid for holders in self._holders.values() if len(holders) > 1 for uid in holders}
+        uids = {hold.uid for holds in self._holds.values() if len(holds) > 1 for hold in holds}
         for uid in sorted(uids, key=lambda uid: rank(self._claims[uid])):
             others = (other for hold in self._claims[uid].holds for other in self.holders(hold))
             if other := next((other for other in others if other in kept), None):
@@ -154,14 +154,11 @@ class Records:
     def _set_claim(self, uid: str, new: Stored | None) -> None:
         old = self._claims.pop(uid, None)
         for hold in old.holds if old else ():
-            holders = self._holders.get((hold.pool, hold.device), {})
-            holders.pop(uid, None)
-            if not holders:
-                self._holders.pop((hold.pool, hold.device), None)
+            self._holds[hold.pool, hold.device].remove(hold)
         if new:
             self._claims[uid] = new
             for hold in new.holds:
-                self._holders.setdefault((hold.pool, hold.device), {})[uid] = None
+                self._holds[hold.pool, hold.device].append(hold)
 
     def _set_meta(self, key: str, value: str | None) -> None:
         if value is None:
@@ -172,13 +169,13 @@ class Records:
     # --- reads ----------------------------------------------------------------------------------
 
     def read(self, uid: str) -> Row | None:
-        stored = self._claims.get(uid)
-        return decode_record(stored.head, stored.data) if stored else None
+        return self.holder(uid) if uid in self._claims else None
 
     def read_all(self) -> list[Row]:
         """Returns every record, readable or not, oldest first."""
-        found = [decode_record(stored.head, stored.data) for stored in self._claims.values()]
-        return sorted(found, key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid))
+        return sorted(
+            map(self.holder, self._claims), key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid)
+        )
 
     def damaged(self) -> list[str]:
         """Returns the UIDs of claims whose devices are not known, because the head of their file is damaged."""
@@ -193,26 +190,22 @@ class Records:
 
     def held_devices(self) -> Held:
         """Returns each device that some claim has, including admin access, with its published description if that is known."""
-        held: dict[tuple[str, str], Mapping[str, Any]] = {key: {} for key in self._holders}
+        held: dict[tuple[str, str], Mapping[str, Any]] = {key: {} for key, holds in self._holds.items() if holds}
         for row in self.read_all():
             for d in row.devices if isinstance(row, Record) else ():
                 held[d["pool"], d["device"]] = d.get("published") or held.get((d["pool"], d["device"])) or {}
         return held
 
     def holder(self, uid: str) -> Row:
-        """Returns the record of a claim that holds something."""
-        return self.read(uid) or UnreadableRecord(uid, "its record cannot be found", {})
+        """Returns the record of a claim that has one."""
+        stored = self._claims[uid]
+        return decode_record(stored.head, stored.data)
 
     def holders(self, hold: Hold) -> list[str]:
         """Returns other claims whose hold conflicts: shares of a device can coexist, a whole device excludes every other hold."""
-        found = []
-        for uid in self._holders.get((hold.pool, hold.device), ()):
-            for other in self._claims[uid].holds if uid != hold.uid else ():
-                same = (other.pool, other.device) == (hold.pool, hold.device)
-                if same and (not other.share or not hold.share or other.share == hold.share):
-                    found.append(uid)
-                    break
-        return found
+        others = (other for other in self._holds.get((hold.pool, hold.device), ()) if other.uid != hold.uid)
+        found = (o.uid for o in others if not o.share or not hold.share or o.share == hold.share)
+        return list(dict.fromkeys(found))
 
     def check_free(self, record: Record) -> None:
         """Raises :class:`HeldByError` with all other claims that hold a device of ``record``."""
