@@ -201,6 +201,8 @@ async def test_an_older_copy_of_the_folder_replaces_neither_newer_claims_nor_new
     await recovered(worker)
     await insert(worker, make_record_with_file(tmp_path, "ended", "d-0"))
     await insert(worker, preparing := make_record("committed", "d-1", State.PREPARING, worker.folder.process.id))
+    await insert(worker, in_flight := make_record("in-flight", "d-2", State.PREPARING, worker.folder.process.id))
+    await insert(worker, failed := make_record("failed", "d-3"))
     await idle.all()
     shutil.copytree(worker.path, tmp_path / "backup")
     # These changes are not in the copy.
@@ -208,7 +210,10 @@ async def test_an_older_copy_of_the_folder_replaces_neither_newer_claims_nor_new
     assert await worker.do(lambda records: records.update(committed, preparing.fence))
     await end(worker, "ended")
     await insert(worker, make_record_with_file(tmp_path, "new", "d-0"))
-    await insert(worker, make_record("in-flight", "d-2", State.PREPARING, worker.folder.process.id))
+    in_flight.undo = [{"step": "s", "data": {}}]
+    assert await worker.do(lambda records: records.update(in_flight, in_flight.fence))
+    fence, failed.state = failed.fence, State.UNPREPARING
+    assert await worker.do(lambda records: records.update(failed, fence))
     if first == "a start":
         await kill(worker)
         await kill(idle)
@@ -222,8 +227,10 @@ async def test_an_older_copy_of_the_folder_replaces_neither_newer_claims_nor_new
         await store.check_files()
     for store in stores:
         assert await store.recovering()
-        await check_held(store, "d-0", "d-1", *(() if first == "a start" else ("d-2",)))
+        await check_held(store, "d-0", "d-1", "d-2", "d-3")
         rows = {row.uid: row for row in await store.all()}
+        if first != "a start":
+            assert (rows["in-flight"].undo, rows["failed"].state) == (in_flight.undo, State.UNPREPARING)
         assert {uid: str(rows[uid].state) for uid in ("new", "committed")} == dict.fromkeys(
             ("new", "committed"), "Prepared"
         )
