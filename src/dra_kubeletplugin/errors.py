@@ -205,7 +205,7 @@ class RecordsError(DraError):
     reason = "RECORDS_UNAVAILABLE"
     help = (
         "The records are in the folder claims of the driver's folder below <kubelet-root>/plugins. Look at free space, permissions "
-        "and the disk. A damaged file without a copy is set aside as <uid>.damaged-<time>; `dra claims` shows what is known."
+        "and the disk. `dra claims` shows what is known of a damaged file that has no copy."
     )
 
 

@@ -272,8 +272,7 @@ class ClaimMachine(RuleBasedStateMachine):
         assert self.records() == []
         self.kill_all()
         self.runner.close()
-        names = {p.name for p in self.records_path.iterdir()}
-        assert {n for n in names if ".damaged-" not in n} == {LOCK, NODE_FILE}
+        assert {p.name for p in self.records_path.iterdir()} == {LOCK, NODE_FILE}
         self.folder.cleanup()
 
     def run(self, coroutine: Awaitable[Any]) -> Any:

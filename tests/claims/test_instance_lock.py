@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,10 +51,6 @@ def running_lock(folder: Path) -> Iterator[InstanceLock]:
         lock.release()
 
 
-def file_content(content: bytes, crc: int | None = None) -> bytes:
-    return b"%s\n%08x\n" % (content, zlib.crc32(content) if crc is None else crc)
-
-
 @contextlib.contextmanager
 def locked_file(path: Path, data: bytes) -> Iterator[None]:
     """A lock file of a running process with any content."""
@@ -73,7 +67,6 @@ def test_a_process_is_alive_from_the_acquisition_of_its_lock_to_the_release(fold
     assert (lock.alive(lock.id), other_lock.alive(lock.id)) == (False, False)
     for _ in range(2):
         lock.acquire()
-        lock.acquire()
         assert (lock.alive(lock.id), other_lock.alive(lock.id), other_lock.alive(other_lock.id)) == (True, True, False)
         assert [(p.name, p.stat().st_mode & 0o777) for p in folder.iterdir()] == [(f"{lock.id}.lock", 0o600)]
         assert other_lock.alive(lock.id), "a check does not remove the lock"
@@ -87,15 +80,11 @@ def test_a_lock_whose_file_was_removed_can_be_released(folder: Path) -> None:
     with running_lock(folder) as lock:
         (folder / f"{lock.id}.lock").unlink()
     assert not lock.alive(lock.id)
-    assert OwnedSocket("/x") == OwnedSocket("/x", 0, 0)
 
 
-def test_an_invalid_id_is_not_alive(folder: Path) -> None:
-    with running_lock(folder) as lock:
-        other_lock = InstanceLock(folder)
-        assert not other_lock.alive("")
-        assert not other_lock.alive(f"../{folder.name}/{lock.id}")
-        assert not other_lock.alive("1-none")
+def test_an_unknown_id_is_not_alive(folder: Path) -> None:
+    assert not InstanceLock(folder).alive("")
+    assert not InstanceLock(folder).alive("1-none")
 
 
 def test_other_instances_are_reported_with_their_start(folder: Path) -> None:
@@ -132,31 +121,10 @@ def test_a_change_of_the_clock_between_two_starts_does_not_make_the_older_instan
         assert is_newest(first)
 
 
-def test_sockets_that_are_claimed_before_the_acquisition_are_written_with_the_lock(folder: Path) -> None:
-    lock = InstanceLock(folder)
-    lock.claim_sockets([SOCKET])
-    assert not folder.exists()
-    lock.acquire()
-    copy = (folder / f"{lock.id}.lock").read_bytes()
-    lock.release()
-    (folder / "1-dead.lock").write_bytes(copy)
-    assert lock.reap_dead() == [SOCKET]
-
-
-def test_the_lock_file_never_shrinks(folder: Path) -> None:
-    with running_lock(folder) as lock:
-        path = folder / f"{lock.id}.lock"
-        lock.claim_sockets([SOCKET] * 10)
-        large = path.stat().st_size
-        lock.claim_sockets([SOCKET])
-        assert path.stat().st_size == large
-        (folder / "1-dead.lock").write_bytes(path.read_bytes())
-        assert lock.reap_dead() == [SOCKET]
-
-
 def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(folder: Path) -> None:
     with running_lock(folder) as lock, running_lock(folder) as other_lock:
-        other_lock.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
+        for sockets in ([SOCKET] * 10, [SOCKET, OwnedSocket("/y.sock")]):  # the file never shrinks
+            other_lock.claim_sockets(sockets)
         copy = (folder / f"{other_lock.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
         for name in ("0-dead.lock", "z-dead.lock"):  # before and after those of the running instances
@@ -177,7 +145,7 @@ def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_mo
     """A process that checks the instance holds its lock for a moment."""
     folder.mkdir(parents=True)
     path = folder / "1-dead.lock"
-    path.write_bytes(file_content(b'{"sockets": [{"path": "/x"}]}'))
+    path.write_bytes(b'1.0\n[{"path": "/x"}]\n')
     with path.open("rb") as checked_file:
         fcntl.flock(checked_file, fcntl.LOCK_SH)
         unlock = lambda _: fcntl.flock(checked_file, fcntl.LOCK_UN)  # noqa: E731
@@ -214,67 +182,21 @@ def test_without_free_file_descriptors_no_instance_is_considered_dead_or_missing
     assert process.stdout.split() == ["True", *["EMFILE"] * 2]
 
 
-def test_an_instance_whose_lock_file_cannot_be_read_is_an_error_and_is_not_ignored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_to_open(path: Path) -> bytes:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with running_lock(folder):
-        monkeypatch.setattr(module, "read_file", fail_to_open)
-        with pytest.raises(OSError, match="Too many open files"):
-            InstanceLock(folder).others()
-
-
 @pytest.mark.parametrize(
     ("data", "since"),
     [
-        (file_content(b'{"since": 7.5, "later": 1}'), 7.5),
-        (file_content(b'{"since": 7.5}') + b"   \nmore", 7.5),
-        (file_content(b'{"since": 7.5}', 1), 0.0),
-        (file_content(b'{"since": "x"}'), 0.0),
-        (file_content(b"[" * 100_000), 0.0),
-        (b'{"since": 7.5}', 0.0),
+        (b"7.5\n[]\n   \nmore", 7.5),
+        (b'"x"\n[]\n', 0.0),
+        (b"[" * 100_000, 0.0),
         (b"", 0.0),
     ],
-    ids=["later", "longer", "checksum", "type", "nested", "cut", "empty"],
+    ids=["longer", "type", "nested", "empty"],
 )
 def test_a_running_instance_is_alive_whatever_its_file_contains(folder: Path, data: bytes, since: float) -> None:
     folder.mkdir(parents=True)
     with locked_file(folder / "1-x.lock", data):
         (other_lock,) = InstanceLock(folder).others()
         assert (other_lock.id, other_lock.since) == ("1-x", since)
-
-
-def test_invalid_paths_are_no_sockets(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "1-x.lock").write_bytes(
-        file_content(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}')
-    )
-    assert InstanceLock(folder).reap_dead() == [OwnedSocket("/c", 0, 3)]
-
-
-@pytest.mark.parametrize("complete_read", [1, 10, 11])
-def test_a_file_that_is_being_written_is_read_at_most_ten_times(
-    folder: Path, complete_read: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.mkdir(parents=True)
-    path = folder / "1-x.lock"
-    reads = 1
-    incomplete, complete = file_content(b'{"since": 7.5}', 1), file_content(b'{"since": 7.5}')
-
-    def sleep(seconds: float) -> None:
-        nonlocal reads
-        reads += 1
-        assert seconds < 0.01
-        if reads == complete_read:
-            path.write_bytes(complete)
-
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
-    with locked_file(path, complete if complete_read == 1 else incomplete):
-        (other_lock,) = InstanceLock(folder).others()
-    assert other_lock.since == (7.5 if complete_read <= 10 else 0.0)
-    assert reads == (complete_read if complete_read <= 10 else 11)
 
 
 @pytest.mark.parametrize("is_locked", [True, False], ids=["checked", "removed"])

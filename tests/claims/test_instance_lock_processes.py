@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,29 +160,26 @@ async def test_dra_run_holds_its_lock_while_a_thread_is_in_the_hardware_and_remo
 # --- malformed files next to the lock files ---------------------------------------------------------
 
 
-def writer_of(data: bytes) -> Callable[[Path], object]:
-    """Returns a function that writes a file with a valid checksum: without it, an instance ignores the content."""
-    return lambda path: path.write_bytes(b"%s\n%08x\n" % (data, zlib.crc32(data)))
+def writer_of(line: bytes) -> Callable[[Path], object]:
+    """Returns a function that writes a file whose second line is ``line``."""
+    return lambda path: path.write_bytes(b"1.0\n%s\n" % line)
 
 
 def name_other_files(path: Path) -> None:
     """Names a file and a folder that are no sockets. Both are in ``tmp_path``, so a fault of the code removes no file of the machine."""
     other = path.parent / "other"
     other.touch()
-    writer_of(msgspec.json.encode({"sockets": [{"path": str(other)}, {"path": str(path.parent)}]}))(path)
+    writer_of(msgspec.json.encode([{"path": str(other)}, {"path": str(path.parent)}]))(path)
 
 
 MALFORMED: dict[str, Callable[[Path], object]] = {
     "empty": Path.touch,
-    "no checksum": lambda path: path.write_bytes(b'{"since": 1}'),
     "not JSON": writer_of(b"\xff\xfe{"),
-    "a list": writer_of(b"[]"),
-    "wrong types": writer_of(b'{"since": "x", "records": 5, "sockets": 7}'),
-    "a socket without a path": writer_of(b'{"sockets": [{}]}'),
-    "a path with a NUL": writer_of(b'{"sockets": [{"path": "a\\u0000b"}]}'),
-    "a path that is too long": writer_of(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
+    "wrong types": writer_of(b"7"),
+    "a socket without a path": writer_of(b"[{}]"),
+    "a path that is too long": writer_of(b'[{"path": "/' + b"x" * 300 + b'"}]'),
     "a file of another program": name_other_files,
-    "nested without end": writer_of(b'{"x":' + b"[" * 50_000),
+    "nested without end": writer_of(b"[" * 50_000),
     "a directory": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,
     "a link to nothing": lambda path: path.symlink_to("/nonexistent/x"),
@@ -233,36 +229,6 @@ def test_a_reader_gets_a_complete_file_however_often_it_is_written(tmp_path: Pat
         for thread in threads:
             thread.join()
         lock.release()
-
-
-def test_a_write_during_the_release_of_the_lock_is_written_to_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, other = InstanceLock(tmp_path), tmp_path / "other file"
-    lock.acquire()
-    opened: list[int] = []
-
-    def release_and_open() -> None:
-        lock.release()
-        opened.append(
-            os.open(other, os.O_RDWR | os.O_CREAT)
-        )  # the lowest free descriptor, which was that of the lock file
-
-    release_thread, crc32 = threading.Thread(target=release_and_open), zlib.crc32
-
-    def release_during_crc(data: bytes) -> int:
-        monkeypatch.undo()
-        release_thread.start()
-        release_thread.join(0.2)  # it waits, or has ended
-        return crc32(data)
-
-    monkeypatch.setattr(zlib, "crc32", release_during_crc)
-    lock.claim_sockets([])
-    release_thread.join()
-    os.close(opened[0])
-    assert other.read_bytes() == b""
-    lock.claim_sockets([])  # and no later write
-    assert list(tmp_path.iterdir()) == [other]
 
 
 async def test_sockets_of_killed_instances_are_removed_and_those_of_running_instances_stay() -> None:

@@ -18,7 +18,6 @@ from dra_kubeletplugin.claims.record import (
     is_intact,
     read_head,
     request_names,
-    shown_key,
 )
 
 DEVICE = {"request": "r", "pool": "p", "device": "d"}
@@ -62,9 +61,9 @@ def with_body(body: object) -> bytes:
     [
         {},
         {"metadata": None, "cdi": None},
+        {"devices": [{"pool": "p", "device": "d"}]},
         {"devices": [], "undo": []},
         {"devices": [DEVICE], "undo": [STEP], "shared": [SHARED], "metadata": METADATA, "unknown": 1},
-        {"devices": [{"pool": "p", "device": "d", "shareID": None, "cdi": None}]},
         {"devices": [DEVICE | {"shareID": "s", "cdi": ["a=b"]}]},
         {"metadata": METADATA | {"updates": None}},
         {"metadata": METADATA | {"updates": {"r": 3}, "requests": {}}},
@@ -83,59 +82,31 @@ def test_a_body_of_the_known_shape_is_read_and_its_unknown_fields_stay(body: dic
     assert fields_of(file_of(stored, data).split(b"\n")[1]).get("unknown") == body.get("unknown")
 
 
-SHAPE = "its file has an unknown shape"
-DEVICES = "a device has no pool or no name"
-STEPS = "an undo step has no name or no data"
-SHARED_STEPS = "a shared step has no name, no key or no data"
-METADATA_SHAPE = "the device metadata has an unknown shape"
-
-
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ([], ""),
-        ({"devices": {"a": 1}}, SHAPE),
-        ({"devices": "text"}, SHAPE),
-        ({"devices": [DEVICE, None]}, SHAPE),
-        ({"devices": [{"pool": "p"}]}, DEVICES),
-        ({"devices": [{"device": "d"}]}, DEVICES),
-        ({"devices": [DEVICE | {"pool": 1}]}, DEVICES),
-        ({"devices": [DEVICE | {"device": None}]}, DEVICES),
-        ({"devices": [DEVICE | {"request": None}]}, DEVICES),
-        ({"devices": [DEVICE | {"shareID": 1}]}, DEVICES),
-        ({"devices": [DEVICE | {"cdi": "a=b"}]}, DEVICES),
-        ({"undo": {"a": 1}}, SHAPE),
-        ({"undo": [STEP, 1]}, SHAPE),
-        ({"undo": [{"step": "release"}]}, STEPS),
-        ({"undo": [{"data": {}}]}, STEPS),
-        ({"undo": [STEP | {"step": 1}]}, STEPS),
-        ({"undo": [STEP | {"data": []}]}, STEPS),
-        ({"shared": {"a": 1}}, SHAPE),
-        ({"shared": [STEP]}, SHARED_STEPS),
-        ({"shared": [SHARED | {"key": 1}]}, SHARED_STEPS),
-        ({"shared": [SHARED | {"step": None}]}, SHARED_STEPS),
-        ({"sharedUnknown": 1}, SHAPE),
-        ({"metadata": []}, SHAPE),
-        ({"metadata": {}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"requests": []}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"generation": "1"}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"podClaim": None}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"updates": [1]}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"updates": {"r": "1"}}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": {"driver": "x"}}}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [1]}}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p"}]}}}, METADATA_SHAPE),
-        ({"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p", "name": 1}]}}}, METADATA_SHAPE),
-        ({"cdi": [1]}, SHAPE),
+        ([], "Expected `object`"),
+        ({"devices": "text"}, "$.devices"),
+        ({"devices": [DEVICE, None]}, "$.devices[1]"),
+        ({"devices": [{"pool": "p"}]}, "`device` - at `$.devices[0]`"),
+        ({"devices": [DEVICE | {"pool": 1}]}, "$.devices[0].pool"),
+        ({"devices": [DEVICE | {"request": None}]}, "$.devices[0].request"),
+        ({"devices": [DEVICE | {"shareID": 1}]}, "$.devices[0].shareID"),
+        ({"devices": [DEVICE | {"cdi": "a=b"}]}, "$.devices[0].cdi"),
+        ({"undo": [{"step": "release"}]}, "`data` - at `$.undo[0]`"),
+        ({"undo": [STEP | {"data": []}]}, "$.undo[0].data"),
+        ({"shared": [STEP]}, "`key` - at `$.shared[0]`"),
+        ({"sharedUnknown": 1}, "$.sharedUnknown"),
+        ({"metadata": {}}, "$.metadata"),
+        ({"metadata": METADATA | {"updates": {"r": "1"}}}, "$.metadata.updates"),
+        (
+            {"metadata": METADATA | {"requests": {"r": [{"driver": "x", "pool": "p"}]}}},
+            "`name` - at `$.metadata.requests",
+        ),
+        ({"cdi": [1]}, "$.cdi"),
         ({"cdi": {"devices": [None]}}, "the CDI spec cannot be used"),
-        ({"operation": None}, "operation"),
-        ({"error": []}, "error"),
-        ({"complete": "yes"}, "complete"),
-        ({"attempts": "2"}, "attempts"),
-        ({"attempts": 10**12}, "a number is too large"),
-        ({"retryAt": "5"}, "retry_at"),
-        ({"retryAt": -1e12}, "a number is too large"),
-        ({"updated": None}, "updated"),
+        ({"attempts": 10**12}, "$.attempts"),
+        ({"retryAt": -1e12}, "$.retryAt"),
     ],
 )
 def test_a_body_of_another_shape_is_unreadable_with_the_reason_and_the_claim_stays_known(body: Any, fault: str) -> None:
@@ -147,7 +118,7 @@ def test_a_body_of_another_shape_is_unreadable_with_the_reason_and_the_claim_sta
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"state": "Hibernating"}, "Hibernating"), ({"created": -1e12}, "a number is too large"), ({"version": 2}, "newer version")],
+    [({"state": "Hibernating"}, "Hibernating"), ({"created": -1e12}, "$.created"), ({"version": 2}, "newer version")],
 )  # fmt: skip
 def test_a_head_with_a_value_of_a_newer_version_is_unreadable_with_its_devices_held(
     change: dict[str, Any], reason: str
@@ -157,13 +128,12 @@ def test_a_head_with_a_value_of_a_newer_version_is_unreadable_with_its_devices_h
     assert isinstance(row, UnreadableRecord)
     assert reason in row.reason
     assert head and head.holds == (Hold("p", "d", "", "", "u"),)
-    assert (head.fence is None) is ("state" in change)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        *(with_head(uid=uid) for uid in ("", 7, "a\nb")),
+        *(with_head(uid=uid) for uid in (7, "a\nb")),
         *(with_head(**{name: value}) for name in ("namespace", "name") for value in ("\x1b", None)),
         with_head(owner=None),
         with_head(bootID=1),
@@ -245,14 +215,6 @@ def test_a_recovered_record_gets_its_missing_name_and_requests() -> None:
     assert stored.devices[0]["request"] == ""
 
 
-@pytest.mark.parametrize(
-    ("complete", "recovered", "partial"),
-    [(False, False, False), (True, False, False), (False, True, True), (True, True, False)],
-)
-def test_only_a_recovered_record_without_edits_is_partial(complete: bool, recovered: bool, partial: bool) -> None:
-    assert record(complete=complete, recovered=recovered).partial is partial
-
-
 def test_the_driver_gets_its_claim_as_it_was_prepared() -> None:
     devices = [DEVICE | {"shareID": "s", "adminAccess": True, "data": {"n": 1}}, {"pool": "p", "device": "e"}]
     claim = record(devices=devices, complete=True).prepared_claim("b")
@@ -268,7 +230,4 @@ def test_messages_name_a_claim_by_namespace_name_and_uid() -> None:
     assert record().shown == "ns/c (UID u)"
     assert record(namespace="", name="").shown == "?/? (UID u)"
     assert UnreadableRecord("u", "", {"namespace": "ns"}).shown == "ns/? (UID u)"
-    assert UnreadableRecord("u", "", {"namespace": "n" * 253, "name": "c"}).shown == f"{'n' * 253}/c (UID u)"
-    assert len(UnreadableRecord("u", "", {"namespace": "n" * 254, "name": "c"}).shown) < 254 + len("/c (UID u)")
-    assert shown_key("a\n\tb\x1b").isprintable()
     assert request_names(["b/x", "a", "", "b/y"]) == ["a", "b"]

@@ -117,7 +117,7 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
     assert new_record.undo == [{"step": "board", "data": {"board": "b-0"}}]
     step = {"step": "firmware", "key": "card-0", "data": {"version": "4.2"}, "ready": True}
     assert (new_record.shared, new_record.shared_unknown, ended_record.shared_unknown) == ([step], False, True)
-    assert new_record.recovered and not new_record.complete and new_record.cdi is None
+    assert new_record.recovered and new_record.cdi is None
     assert ended_record.state is State.UNPREPARING
     assert ended_record.devices == [{"request": "r", "pool": "node", "device": "d-2", "adminAccess": True}]
     assert await store.get("late") is None
@@ -185,6 +185,7 @@ def invalid_claim(**fields: Any) -> list[RecoveredClaim]:
         (invalid_claim(namespace="\ud800"), "a name that is not printable text"),
         (invalid_claim(name=None), "a name that is not printable text: None"),
         (invalid_claim(uid="a\0b"), "a name that is not printable text"),
+        (invalid_claim(uid="a/../../b"), "not the UID of a ResourceClaim"),
         (invalid_claim(uid=""), "without a UID, or with a device that has no name"),
         (invalid_claim(devices=[device("")]), "without a UID, or with a device that has no name"),
         (DraError("hardware is away"), "hardware is away"),

@@ -657,7 +657,7 @@ async def head_damaged_without_a_copy() -> list[str]:
             damage_head(file)
             remove_note(node, file)
             await node.start()
-            seen = await repair_reports(node, "has no recover()", event="set aside")
+            seen = await repair_reports(node, "has no recover()", event="has no copy")
             await node.apply_pod()
             seen += [*await wait_for_prepare_event(node, "HARDWARE_UNKNOWN"), await claims_command(node)]
             seen += [line for line in node.plugin.metrics.text().decode().splitlines() if "damaged_total" in line]

@@ -11,7 +11,7 @@ import enum
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,22 +19,19 @@ from ..base.json_types import JSON
 from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
-from ..errors import InvalidSpecError, clip, printable
+from ..errors import InvalidSpecError, printable
 from .capacity import Hold, encoded
 
 VERSION = 1
 _NO_EDITS = ContainerEdits()
-_MOST = 1e12  # seconds, or attempts: no recorded number is larger
-_BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
+_Attempts = Annotated[int, msgspec.Meta(gt=-(10**12), lt=10**12)]
+_Seconds = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]
 
 
 class State(enum.StrEnum):
     PREPARING = "Preparing"
     PREPARED = "Prepared"
     UNPREPARING = "Unpreparing"
-
-
-_STATES = {str(state): state for state in State}
 
 
 class Record(msgspec.Struct):
@@ -52,7 +49,7 @@ class Record(msgspec.Struct):
         metadata: the content of its metadata files.
         operation: the id of the operation that prepared it, as in the log.
         complete: whether the driver's prepare has returned.
-        recovered: whether the driver's ``recover()`` reported the claim, so that its CDI edits are not known.
+        recovered: whether the driver's ``recover()`` reported the claim, so that only its devices are known, and not its CDI edits.
         superseded: whether another claim has a device of the claim: the driver is not called to undo the claim.
         undone: whether unprepare and all undo steps have succeeded, and only shared steps remain.
         error: why the last rollback failed.
@@ -64,12 +61,12 @@ class Record(msgspec.Struct):
     namespace: str
     name: str
     state: State
-    boot_id: str
+    boot_id: str = msgspec.field(name="bootID")
     owner: str = ""
     devices: list[JSON] = []
     undo: list[JSON] = []
     shared: list[JSON] = []
-    shared_unknown: bool = False
+    shared_unknown: bool = msgspec.field(name="sharedUnknown", default=False)
     cdi: JSON | None = None
     metadata: JSON | None = None
     operation: str = ""
@@ -78,15 +75,10 @@ class Record(msgspec.Struct):
     superseded: bool = False
     undone: bool = False
     error: str = ""
-    attempts: int = 0
-    retry_at: float | None = None
-    created: float = msgspec.field(default_factory=time.time)
-    updated: float = msgspec.field(default_factory=time.time)
-
-    @property
-    def partial(self) -> bool:
-        """Whether only the devices are known, and not the CDI edits that a container gets with them."""
-        return self.recovered and not self.complete
+    attempts: _Attempts = 0
+    retry_at: _Seconds | None = msgspec.field(name="retryAt", default=None)
+    created: _Seconds = msgspec.field(default_factory=time.time)
+    updated: _Seconds = msgspec.field(default_factory=time.time)
 
     @property
     def shown(self) -> str:
@@ -145,7 +137,7 @@ class Fence(msgspec.Struct, frozen=True):
 
     uid: str
     owner: str
-    state: State
+    state: str
 
 
 class UnreadableRecord(msgspec.Struct, frozen=True):
@@ -157,8 +149,7 @@ class UnreadableRecord(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        namespace, name = (clip(self.raw.get(key) or "?", 253) for key in ("namespace", "name"))
-        return f"{namespace}/{name} (UID {self.uid})"
+        return f"{self.raw.get('namespace') or '?'}/{self.raw.get('name') or '?'} (UID {self.uid})"
 
 
 Row = Record | UnreadableRecord
@@ -181,11 +172,6 @@ def allocated_json(device: AllocatedDevice | PreparedDevice) -> JSON:
 def request_names(requests: Sequence[str]) -> list[str]:
     """Returns request names in the kubelet's form: the base of ``request/subrequest``. An empty list means all requests."""
     return sorted({r.partition("/")[0] for r in requests if r})
-
-
-def shown_key(raw: object) -> str:
-    """Returns a recorded UID as messages and commands show it."""
-    return printable(raw).translate(_BLANKS)
 
 
 # --- the file -----------------------------------------------------------------------------------
@@ -214,28 +200,61 @@ class Head(msgspec.Struct, frozen=True):
     devices: tuple[_HeldDevice, ...]
 
     @property
-    def fence(self) -> Fence | None:
-        """None if only a newer version knows the state."""
-        return Fence(self.uid, self.owner, _STATES[self.state]) if self.state in _STATES else None
+    def fence(self) -> Fence:
+        return Fence(self.uid, self.owner, self.state)
 
     @property
     def holds(self) -> tuple[Hold, ...]:
-        takes = (bytes(d.takes).decode() for d in self.devices)
         return tuple(
-            Hold(d.pool, d.device, d.share, "" if t == "null" else t, self.uid)
-            for d, t in zip(self.devices, takes, strict=True)
+            Hold(d.pool, d.device, d.share, bytes(d.takes).decode().removeprefix("null"), self.uid)
+            for d in self.devices
         )
 
 
-_BODY = {
-    "devices": "devices", "undo": "undo", "shared": "shared", "shared_unknown": "sharedUnknown", "cdi": "cdi", "metadata": "metadata",
-    "operation": "operation", "complete": "complete", "recovered": "recovered", "superseded": "superseded", "undone": "undone",
-    "error": "error", "attempts": "attempts", "retry_at": "retryAt", "updated": "updated",
-}  # fmt: skip
-"""The fields of a record that are in the body, with their names there. Empty fields are left out."""
+class _DeviceShape(_HeldDevice, frozen=True):
+    request: str = ""
+    cdi: list[str] = []
+
+
+class _StepShape(msgspec.Struct):
+    step: str
+    data: dict[str, Any]
+
+
+class _SharedStepShape(_StepShape):
+    key: str
+    ready: bool
+
+
+class _MetadataDeviceShape(msgspec.Struct):
+    driver: str
+    pool: str
+    name: str
+
+
+class _MetadataShape(msgspec.Struct):
+    generation: int
+    pod_claim: str = msgspec.field(name="podClaim")
+    requests: dict[str, list[_MetadataDeviceShape]]
+    updates: dict[str, int] | None = None
+
+
+class _BodyShape(msgspec.Struct):
+    """What readers of a record rely on in its nested objects, which may have further fields."""
+
+    devices: list[_DeviceShape] = []
+    undo: list[_StepShape] = []
+    shared: list[_SharedStepShape] = []
+    metadata: _MetadataShape | None = None
+
+
+_HEAD = {f.name: f.encode_name for f in msgspec.structs.fields(Head) if f.name not in {"version", "devices"}}
+_BODY = {f.name: f.encode_name for f in msgspec.structs.fields(Record) if f.name not in _HEAD}
+"""The fields of a record in the head and in the body, with their names there. The body leaves out empty fields."""
 
 _SUM = "crc"
 _heads = msgspec.json.Decoder(Head)
+_shapes = msgspec.json.Decoder(_BodyShape)
 _objects = msgspec.json.Decoder(dict[str, Any])
 _raw_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -248,13 +267,8 @@ def details(record: Record) -> JSON:
 
 def encode_record(record: Record, holds: Sequence[Hold], before: bytes = b"") -> bytes:
     """Returns the file of a record. ``before`` is the file that it replaces: fields of a newer version are taken from there."""
-    head = {
-        "version": VERSION, "uid": record.uid, "namespace": record.namespace, "name": record.name, "state": record.state,
-        "owner": record.owner, "bootID": record.boot_id, "created": record.created,
-        "devices": [
-            _HeldDevice(h.pool, h.device, h.share, msgspec.Raw(h.takes.encode() or b"null")) for h in holds
-        ],
-    }  # fmt: skip
+    head = {"version": VERSION} | {key: getattr(record, name) for name, key in _HEAD.items()}
+    head["devices"] = [_HeldDevice(h.pool, h.device, h.share, msgspec.Raw(h.takes.encode() or b"null")) for h in holds]
     body = details(record)
     for line, fields, known in zip(before.split(b"\n"), (head, body), (head, _BODY.values()), strict=False):
         if text := checked_text(line):
@@ -264,12 +278,11 @@ def encode_record(record: Record, holds: Sequence[Hold], before: bytes = b"") ->
 
 def read_head(data: bytes) -> Head | None:
     """Returns the head of a record's file; None if it is damaged."""
-    text = checked_text(data.partition(b"\n")[0])
     try:
-        head = _heads.decode(text) if text else None
+        head = _heads.decode(checked_text(data.partition(b"\n")[0]) or b"")
     except (ValueError, RecursionError):
         return None
-    return head if head and head.uid and all(map(_is_name, (head.uid, head.namespace, head.name))) else None
+    return head if (head.uid + head.namespace + head.name).isprintable() else None
 
 
 def is_intact(data: bytes) -> bool:
@@ -280,49 +293,26 @@ def is_intact(data: bytes) -> bool:
 
 def decode_record(head: Head, data: bytes) -> Row:
     """Returns the record in a file with this head. Returns an unreadable record with the reason if the body is not valid."""
-    raw: dict[str, Any] = {"uid": head.uid, "namespace": head.namespace, "name": head.name}
-    try:
-        if head.version > VERSION:
-            raise ValueError(
-                f"a newer version of the plugin wrote it: format {head.version}, this version knows {VERSION}"
-            )
-        text = checked_text(data.partition(b"\n")[2].removesuffix(b"\n"))
-        if text is None:
-            raise ValueError("the second line of its file is damaged")
-        body = _objects.decode(text)
-        raw |= body
-        return _record(head, body)
-    except (ValueError, RecursionError) as e:
-        return UnreadableRecord(shown_key(head.uid), printable(e), raw)
-
-
-def _record(head: Head, body: Mapping[str, Any]) -> Record:
-    """Raises ``ValueError`` unless the body has the shape that all readers rely on."""
-    values = {name: body[key] for name, key in _BODY.items() if key in body}
-    try:
-        record = msgspec.convert(
-            values | {"uid": head.uid, "namespace": head.namespace, "name": head.name, "state": head.state}
-            | {"boot_id": head.boot_id, "owner": head.owner, "created": head.created}, Record
-        )  # fmt: skip
-    except msgspec.ValidationError as e:
-        raise ValueError(f"its file has an unknown shape: {e}") from None
-    if not all(map(_is_device, record.devices)):
-        raise ValueError("a device has no pool or no name")
-    if not all(map(_is_step, record.undo)):
-        raise ValueError("an undo step has no name or no data")
-    if not all(_is_step(s) and isinstance(s.get("key"), str) for s in record.shared):
-        raise ValueError("a shared step has no name, no key or no data")
-    if record.metadata is not None and not _is_metadata(record.metadata):
-        raise ValueError("the device metadata has an unknown shape")
-    if not all(
-        abs(number) < _MOST for number in (record.attempts, record.retry_at or 0, record.created, record.updated)
-    ):
-        raise ValueError("a number is too large")
-    try:
-        check_shape(record.cdi)
-    except InvalidSpecError as e:
-        raise ValueError(f"the CDI spec cannot be used: {e}") from None
-    return record
+    raw: dict[str, Any] = {key: getattr(head, name) for name, key in _HEAD.items()}
+    text = checked_text(data.partition(b"\n")[2].removesuffix(b"\n"))
+    if not head.state:
+        reason = "the first line of its file is damaged: its devices are not known"
+    elif head.version > VERSION:
+        reason = f"a newer version of the plugin wrote it: format {head.version}, this version knows {VERSION}"
+    elif text is None:
+        reason = "the second line of its file is damaged"
+    else:
+        try:
+            raw = _objects.decode(text) | raw
+            _shapes.decode(text)
+            record = msgspec.convert(raw, Record)
+            check_shape(record.cdi)
+            return record
+        except InvalidSpecError as e:
+            reason = f"the CDI spec cannot be used: {e}"
+        except (ValueError, RecursionError) as e:
+            reason = f"its file has an unknown shape: {e}"
+    return UnreadableRecord(head.uid, printable(reason), raw)
 
 
 def checked_line(fields: Mapping[str, object]) -> bytes:
@@ -335,34 +325,3 @@ def checked_text(line: bytes) -> bytes | None:
     """Returns the object in a line as :func:`checked_line` encoded it, without its checksum; None if the line is damaged."""
     text, _, sum = line.rpartition(b',"crc":"')
     return text + b"}" if sum == b'%08x"}' % zlib.crc32(text) else None
-
-
-def _is_name(text: str) -> bool:
-    """Whether a text can be used in messages, commands and file names."""
-    return (text.isascii() and text.isprintable()) or text == shown_key(text)
-
-
-def _is_device(entry: JSON) -> bool:
-    return (
-        all(isinstance(entry.get(key), str) for key in ("pool", "device"))
-        and isinstance(entry.get("request", ""), str)
-        and isinstance(entry.get("shareID") or "", str)
-        and isinstance(entry.get("cdi") or [], list)
-    )
-
-
-def _is_step(entry: JSON) -> bool:
-    return isinstance(entry.get("step"), str) and isinstance(entry.get("data"), dict)
-
-
-def _is_metadata(entry: JSON) -> bool:
-    if not isinstance(entry.get("requests"), dict):
-        return False
-    updates = entry.get("updates") or {}
-    typed = isinstance(entry.get("generation"), int) and isinstance(entry.get("podClaim"), str)
-    typed = typed and isinstance(updates, dict) and all(isinstance(n, int) for n in updates.values())
-    return typed and all(isinstance(of, list) and all(map(_is_described, of)) for of in entry["requests"].values())
-
-
-def _is_described(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(k), str) for k in ("driver", "pool", "name"))

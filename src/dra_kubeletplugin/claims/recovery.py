@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from ..base.text import counted
+from ..cdi.directory import is_uid
 from ..driver import Driver, RecoveredClaim
 from ..driver.calls import Calls
 from ..driver.data import plain_json
@@ -14,7 +15,7 @@ from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
 from .holders import HeldByError
 from .record import Record, State, allocated_json
-from .store.records import DAMAGED, RECOVER, Records
+from .store.records import RECOVER, Records
 from .store.store import RecordStore
 from .transitions import ENDED
 
@@ -84,7 +85,8 @@ class Recovery:
 
     def _merge(self, records: Records, found: Sequence[Record]) -> list[str]:
         """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
-        records.clear_meta(DAMAGED)  # the driver has reported which devices are in use
+        for uid in records.damaged():
+            records.forget(uid)  # the driver has reported which devices are in use
         ended = records.get_meta(ENDED)
         reported = {record.uid for record in found}
         added, sentences = [], []
@@ -152,6 +154,8 @@ def _record(claim: RecoveredClaim, boot_id: str) -> Record:
             raise DriverError(f"{shown} with a name that is not printable text: {printable(name)}")
     if not claim.uid or not all(d["device"] for d in devices):
         raise DriverError(f"{shown} without a UID, or with a device that has no name")
+    if not is_uid(claim.uid):
+        raise DriverError(f"{shown}, which is not the UID of a ResourceClaim")
     return Record(
         claim.uid,
         claim.namespace,

@@ -159,7 +159,9 @@ class ClaimPods:
                 users = self._users.get(key, running) & running
                 if now - self._restarted_at >= self._grace_period:
                     self._users[key] = users
-                users = users.difference(*(w.pods for w in waiting if w.claim.namespace == record.namespace))
+                for other in waiting:
+                    if other.claim.namespace == record.namespace:
+                        users = users - other.pods
                 names = join_names(sorted(users), _NAMED)
                 reason = f"pods of its namespace on this node may still use it ({names}): delete them" if users else ""
             if reason:

@@ -183,7 +183,7 @@ class SharedSteps:
                 users.unknown = True
             elif row.boot_id != self.boot_id:
                 users.stale += [used] if used else []
-            elif row.partial:
+            elif row.recovered:
                 users.uncertain += [(row, used)] if used else []
                 users.unknown = users.unknown or used is not None or row.shared_unknown
             elif used and used["ready"]:

@@ -260,7 +260,7 @@ class Transitions:
 
     def is_prepared(self, record: Record) -> bool:
         """Whether a repeated prepare can return the recorded response: prepared in this boot, with its CDI edits known."""
-        return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
+        return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.recovered
 
     def has_other_owner(self, record: Record) -> bool:
         """Whether another living process works on the claim now."""

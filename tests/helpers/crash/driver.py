@@ -80,8 +80,6 @@ UNPREPARE_POINTS = (
     "unprepare: before reply",
 )
 REPAIR_POINTS = (
-    "repair: before setting aside",
-    "repair: after setting aside",
     "repair: before adding lost claims",
     "repair: after adding lost claims",
     "repair: before writing",
@@ -279,7 +277,6 @@ def instrument() -> None:
             lambda *_, operation=operation: kill_at(f"{operation}: after CDI file"),
         )
     for owner, name, step_name in (
-        (ClaimFolder, "_rename_damaged", "repair: {} setting aside"),
         (ClaimFolder, "_add_lost", "repair: {} adding lost claims"),
         (RecordFiles, "write_temporary", "repair: {} writing"),
         (ClaimFolder, "_open", "repair: {} opening"),

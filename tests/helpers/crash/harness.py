@@ -249,10 +249,10 @@ class NodeHarness:
         return sorted(p.name for p in self.node.cdi_root.iterdir())
 
     def leftover_files(self) -> list[str]:
-        """Returns the files below the records that belong to no record. A damaged file that was set aside is none of them."""
+        """Returns the files below the records that belong to no record."""
         kept = {LOCK, NODE_FILE, *(name for uid in self.records() for name in (f"{uid}.json", f".{uid}.synced"))}
         names = (p.name for p in self.records_path.iterdir()) if self.records_path.exists() else ()
-        return sorted(name for name in names if name not in kept and ".damaged-" not in name)
+        return sorted(name for name in names if name not in kept)
 
     @_retry_when_file_vanishes
     def metadata_pairs(self) -> dict[str, bool]:

@@ -219,14 +219,10 @@ class Node:
                 await asyncio.sleep(0.01)
 
     def leftover_files(self) -> list[str]:
-        """Returns all files except those that a plugin keeps: metadata and lock of the records, damaged records, the times of taints."""
+        """Returns all files except those that a plugin keeps: metadata and lock of the records, the times of taints."""
         kept = {LOCK, NODE_FILE, "taint-times.json"}
         paths = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
-        return sorted(
-            str(p.relative_to(self.folder))
-            for p in paths
-            if not (p.is_dir() or p.name in kept or ".damaged-" in p.name)
-        )
+        return sorted(str(p.relative_to(self.folder)) for p in paths if not (p.is_dir() or p.name in kept))
 
 
 # --- phases: each runs until the kill or until its end --------------

@@ -159,7 +159,7 @@ class RecordNode:
                 for reader in [store, *others]:
                     self.check(reader)
                     assert self.state(reader) == self.state(store)
-        names = {str(p.relative_to(self.folder)) for p in data_files(self.folder) if ".damaged-" not in p.name}
+        names = {str(p.relative_to(self.folder)) for p in data_files(self.folder)}
         assert names <= names_after(frozenset(uids), frozenset(self.specs(store).uids()))
         assert {p.stem for p in (self.folder / "processes").iterdir()} == {
             s.folder.process.id for s in [store, *others]

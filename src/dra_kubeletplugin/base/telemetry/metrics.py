@@ -30,7 +30,10 @@ _COUNTERS = {
     "publish_errors_total": ("Failed attempts to publish ResourceSlices.", []),
     "reconcile_actions_total": ("Claims that reconcile passes changed or could not change, by action.", ["action"]),
     "rollback_failures_total": ("Failed attempts to roll back or unprepare a claim. Each is retried.", []),
-    "records_damaged_total": ("Files of claim records that were damaged and set aside.", []),
+    "records_damaged_total": (
+        "Damaged files of claim records that have no copy, counted when the plugin reads them.",
+        [],
+    ),
     "discovery_failures_total": ("Calls of the driver's devices() or pools() that failed.", []),
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from ResourceSlices.", []),

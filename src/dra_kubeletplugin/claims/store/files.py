@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
-import threading
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
 
 from ...base.files import UnsuitableFileError, create_file, read_file
 from ...base.flock import FileLock
@@ -28,13 +27,8 @@ _SYNCS = 8  # files that are synced at the same time
 _SYNCED_ALONE = 2  # files of a batch that need no further thread
 TEMPORARY, SYNCED = ".new", ".synced"
 
-
-class Seen(NamedTuple):
-    """How a file was when it was last read or written. A file that is replaced gets another inode."""
-
-    inode: int
-    modified: int
-    size: int
+Seen = tuple[int, int, int]
+"""How a file was when it was last read or written: inode, time and size. A file that is replaced gets another inode."""
 
 
 class RecordFiles:
@@ -54,22 +48,20 @@ class RecordFiles:
             for name in order:
                 if files[name] is None:
                     remove_claim(self.path, name)
-                else:
-                    os.rename(self._temporary(name), f"{self.path}/{name}")
-                    if sync and name != NODE_FILE:
-                        self.keep_synced(name)
+                    continue
+                os.rename(temporary_path(self.path, name), f"{self.path}/{name}")
+                if sync and name != NODE_FILE:
+                    # Later writes that are not synced do not replace the second name.
+                    link = temporary_path(self.path, f"{name}{TEMPORARY}")
+                    remove_file(link)
+                    os.link(f"{self.path}/{name}", link)
+                    os.rename(link, synced_path(self.path, name))
             if sync:
                 sync_folder(self.path)
         except BaseException:
             self.remove_temporary(written)
             raise
         return written
-
-    def _temporary(self, name: str) -> str:
-        return temporary_path(self.path, name)
-
-    def _temporary_link(self, name: str) -> str:
-        return f"{self._temporary(name)}{TEMPORARY}"
 
     def write_temporary(self, files: Mapping[str, bytes | None], *, sync: bool) -> dict[str, Seen]:
         """Writes the files that are not None under temporary names. Returns how they are. Raises ``OSError``; then it has removed them."""
@@ -78,7 +70,7 @@ class RecordFiles:
             for name, data in files.items():
                 if data is not None:
                     with naming_path_in_errors(f"{self.path}/{name}"):
-                        fds[name] = create_file(self._temporary(name), 0o600)
+                        fds[name] = create_file(temporary_path(self.path, name), 0o600)
                         write_all(fds[name], data)
             if sync:
                 self._sync_all(list(fds.values()))
@@ -90,44 +82,32 @@ class RecordFiles:
             for fd in fds.values():
                 os.close(fd)
 
-    def _sync_all(self, fds: Sequence[int]) -> None:
-        """Syncs files, several at a time: a disk syncs them together. Raises ``OSError``."""
-        waiting, synced, errors = deque(fds), threading.Semaphore(0), list[OSError]()
-
-        def work() -> None:
-            with contextlib.suppress(IndexError):
-                while True:
-                    fd = waiting.popleft()
-                    try:
-                        os.fdatasync(fd)
-                    except OSError as e:
-                        errors.append(e)
-                    synced.release()
-
-        for _ in fds[_SYNCED_ALONE:]:
-            self._threads.submit(work)
-        work()  # this thread too, so that nothing waits if the machine has no thread left
-        for _ in fds:
-            synced.acquire()
-        if errors:
-            raise errors[0]
-
     def remove_temporary(self, names: Iterable[str]) -> None:
         for name in names:
-            for file in (self._temporary(name), self._temporary_link(name)):
+            for file in (name, f"{name}{TEMPORARY}"):
                 with contextlib.suppress(OSError):
-                    os.unlink(file)
+                    os.unlink(temporary_path(self.path, file))
 
-    def keep_synced(self, name: str) -> None:
-        """Links a synced file under a second name. Later writes that are not synced do not replace this one."""
-        remove_file(self._temporary_link(name))
-        try:
-            os.link(f"{self.path}/{name}", self._temporary_link(name))
-        except OSError as e:
-            if e.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
-                raise
-            return  # a file system without links: after a power failure, only recover() knows the claim of a file without data
-        os.rename(self._temporary_link(name), synced_path(self.path, name))
+    def _sync_all(self, fds: Sequence[int]) -> None:
+        """Syncs files, several at a time: a disk syncs them together. Raises ``OSError``."""
+        results = SimpleQueue[OSError | None]()
+
+        def sync(fd: int) -> None:
+            try:
+                os.fdatasync(fd)
+                results.put(None)
+            except OSError as e:
+                results.put(e)
+
+        jobs = [functools.partial(sync, fd) for fd in fds]
+        for job in jobs[_SYNCED_ALONE:]:
+            self._threads.submit(job)
+        for number, job in enumerate(jobs):  # this thread too, so that nothing waits if the machine has no thread left
+            if number < _SYNCED_ALONE or self._threads.withdraw(job):
+                job()
+        for error in [results.get() for _ in jobs]:
+            if error:
+                raise error
 
 
 def is_record_file(name: str) -> bool:
@@ -163,7 +143,7 @@ def remove_claim(folder: Path, name: str) -> None:
 
 
 def seen_of(info: os.stat_result) -> Seen:
-    return Seen(info.st_ino, info.st_mtime_ns, info.st_size)
+    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def sync_folder(path: Path) -> None:

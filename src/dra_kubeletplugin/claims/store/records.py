@@ -6,12 +6,12 @@ An operation gets a :class:`Records` object. A fence protects each change from c
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ...cdi.directory import name_of
 from ...devices.pool_state import Held
 from ..capacity import Hold, shared_supplies
 from ..holders import HeldByError
@@ -22,21 +22,21 @@ from ..record import (
     Record,
     Row,
     State,
-    UnreadableRecord,
     checked_line,
     checked_text,
     decode_record,
     encode_record,
     is_intact,
     read_head,
-    shown_key,
 )
 
 RECOVER = "recover"  # meta key: recover() of the driver has still to be called
-DAMAGED = "damaged:"  # meta key + UID: the name of the file that was set aside; the claim's devices are not known
 SUFFIX = ".json"
 NODE_FILE = "_node.json"  # the metadata; no UID has an underscore
-_meta = msgspec.json.Decoder(dict[str, Any])
+
+
+class _NodeFile(msgspec.Struct):
+    meta: dict[str, str]
 
 
 class Stored(NamedTuple):
@@ -47,28 +47,33 @@ class Stored(NamedTuple):
     holds: tuple[Hold, ...]
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether the head is damaged, so that the claim's devices are not known."""
+        return not self.head.state
+
+    @property
     def is_intact(self) -> bool:
-        return is_intact(self.data)
+        return not self.is_damaged and is_intact(self.data)
 
     @property
     def shown(self) -> str:
         return f"{self.head.namespace or '?'}/{self.head.name or '?'} (UID {self.head.uid})"
 
 
-def stored_of(data: bytes, name: str) -> Stored | None:
-    """Returns the claim in a file; None if the file's head is damaged, or its name belongs to another claim."""
+def stored_of(data: bytes, name: str) -> Stored:
+    """Returns the claim in a file. Only its UID is known if the file's head is damaged, or belongs to another claim."""
     head = read_head(data)
-    return Stored(data, head, head.holds) if head and file_name(head.uid) == name else None
+    if head is None or file_name(head.uid) != name:
+        head = Head(VERSION, uid_of(name), "", "", "", "", "", 0.0, ())
+    return Stored(data, head, head.holds)
 
 
 def meta_of(data: bytes) -> Mapping[str, str] | None:
     """Returns the metadata in a file; None if it is damaged."""
-    text = checked_text(data.removesuffix(b"\n"))
     try:
-        meta = _meta.decode(text)["meta"] if text else None
-    except (ValueError, KeyError, RecursionError):
+        return msgspec.json.decode(checked_text(data.removesuffix(b"\n")) or b"", type=_NodeFile).meta
+    except (ValueError, RecursionError):
         return None
-    return meta if isinstance(meta, dict) and all(isinstance(v, str) for v in meta.values()) else None
 
 
 class Records:
@@ -76,7 +81,7 @@ class Records:
 
     def __init__(self) -> None:
         self._claims: dict[str, Stored] = {}
-        self._holders: dict[tuple[str, str], dict[str, None]] = {}  # UIDs by pool and device
+        self._holds: defaultdict[tuple[str, str], list[Hold]] = defaultdict(list)  # by pool and device
         self._meta: dict[str, str] = {}
         self._undo: list[tuple[Callable[[str, Any], None], str, Any]] = []
 
@@ -102,16 +107,13 @@ class Records:
         out: dict[str, bytes | None] = {}
         for restore, key, _ in self._undo:
             if restore == self._set_meta:
-                out[NODE_FILE] = self.node_file()
+                out[NODE_FILE] = checked_line({"version": VERSION, "meta": self._meta})
             else:
                 stored = self._claims.get(key)
                 out[file_name(key)] = stored.data if stored else None
         return out
 
     # --- files ----------------------------------------------------------------------------------
-
-    def node_file(self) -> bytes:
-        return checked_line({"version": VERSION, "meta": self._meta})
 
     def load_meta(self, meta: Mapping[str, str]) -> None:
         """Takes the metadata from their file."""
@@ -133,17 +135,13 @@ class Records:
         """Returns the claims by UID."""
         return self._claims
 
-    def by_file(self, name: str) -> Stored | None:
-        """Returns the claim whose file has this name."""
-        found = self._claims.get(uid_of(name))
-        return found or next((s for u, s in self._claims.items() if file_name(u) == name), None)
-
     def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
         """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
-        holders = {uid: [o for hold in s.holds for o in self.holders(hold)] for uid, s in self._claims.items()}
         kept, found = set[str](), []
-        for uid in sorted((uid for uid, others in holders.items() if others), key=lambda uid: rank(self._claims[uid])):
-            if other := next((o for o in holders[uid] if o in kept), None):
+        uids = {hold.uid for holds in self._holds.values() if len(holds) > 1 for hold in holds}
+        for uid in sorted(uids, key=lambda uid: rank(self._claims[uid])):
+            others = (other for hold in self._claims[uid].holds for other in self.holders(hold))
+            if other := next((other for other in others if other in kept), None):
                 found.append((uid, other))
             else:
                 kept.add(uid)
@@ -154,20 +152,13 @@ class Records:
         set_to(key, new)
 
     def _set_claim(self, uid: str, new: Stored | None) -> None:
-        old = self._claims.get(uid)
-        if old and (new is None or old.holds is not new.holds):
-            for hold in old.holds:
-                if holders := self._holders.get((hold.pool, hold.device)):
-                    holders.pop(uid, None)
-                    if not holders:
-                        del self._holders[hold.pool, hold.device]
-        if new is None:
-            self._claims.pop(uid, None)
-            return
-        self._claims[uid] = new
-        if old is None or old.holds is not new.holds:
+        old = self._claims.pop(uid, None)
+        for hold in old.holds if old else ():
+            self._holds[hold.pool, hold.device].remove(hold)
+        if new:
+            self._claims[uid] = new
             for hold in new.holds:
-                self._holders.setdefault((hold.pool, hold.device), {})[uid] = None
+                self._holds[hold.pool, hold.device].append(hold)
 
     def _set_meta(self, key: str, value: str | None) -> None:
         if value is None:
@@ -178,18 +169,17 @@ class Records:
     # --- reads ----------------------------------------------------------------------------------
 
     def read(self, uid: str) -> Row | None:
-        if stored := self._claims.get(uid):
-            return decode_record(stored.head, stored.data)
-        if file := self._meta.get(DAMAGED + uid):
-            return UnreadableRecord(
-                uid, f"its file was damaged and is set aside as {file}: its devices are not known", {}
-            )
-        return None
+        return self.holder(uid) if uid in self._claims else None
 
     def read_all(self) -> list[Row]:
         """Returns every record, readable or not, oldest first."""
-        found = [row for uid in self._claims | self.get_meta(DAMAGED) if (row := self.read(uid))]
-        return sorted(found, key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid))
+        return sorted(
+            map(self.holder, self._claims), key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid)
+        )
+
+    def damaged(self) -> list[str]:
+        """Returns the UIDs of claims whose devices are not known, because the head of their file is damaged."""
+        return sorted(uid for uid, stored in self._claims.items() if stored.is_damaged)
 
     def uids(self) -> set[str]:
         """Returns the UIDs of all claims that have a record."""
@@ -200,26 +190,22 @@ class Records:
 
     def held_devices(self) -> Held:
         """Returns each device that some claim has, including admin access, with its published description if that is known."""
-        held: dict[tuple[str, str], Mapping[str, Any]] = {key: {} for key in self._holders}
+        held: dict[tuple[str, str], Mapping[str, Any]] = {key: {} for key, holds in self._holds.items() if holds}
         for row in self.read_all():
             for d in row.devices if isinstance(row, Record) else ():
                 held[d["pool"], d["device"]] = d.get("published") or held.get((d["pool"], d["device"])) or {}
         return held
 
     def holder(self, uid: str) -> Row:
-        """Returns the record of a claim that holds something."""
-        return self.read(uid) or UnreadableRecord(uid, "its record cannot be found", {})
+        """Returns the record of a claim that has one."""
+        stored = self._claims[uid]
+        return decode_record(stored.head, stored.data)
 
     def holders(self, hold: Hold) -> list[str]:
         """Returns other claims whose hold conflicts: shares of a device can coexist, a whole device excludes every other hold."""
-        found = []
-        for uid in self._holders.get((hold.pool, hold.device), ()):
-            for other in self._claims[uid].holds if uid != hold.uid else ():
-                same = (other.pool, other.device) == (hold.pool, hold.device)
-                if same and (not other.share or not hold.share or other.share == hold.share):
-                    found.append(uid)
-                    break
-        return found
+        others = (other for other in self._holds.get((hold.pool, hold.device), ()) if other.uid != hold.uid)
+        found = (o.uid for o in others if not o.share or not hold.share or o.share == hold.share)
+        return list(dict.fromkeys(found))
 
     def check_free(self, record: Record) -> None:
         """Raises :class:`HeldByError` with all other claims that hold a device of ``record``."""
@@ -282,9 +268,8 @@ class Records:
 
     def forget(self, uid: str) -> None:
         """Deletes a record and its holds in any state; for operators, and for records that cannot be read."""
-        for key in [uid] if uid in self._claims else [key for key in self._claims if shown_key(key) == uid]:
-            self._change(self._set_claim, self._claims, key, None)
-        self.drop_meta(DAMAGED + uid)
+        if uid in self._claims:
+            self._change(self._set_claim, self._claims, uid, None)
 
     # --- metadata -------------------------------------------------------------------------------
 
@@ -299,24 +284,16 @@ class Records:
         if self._meta.get(key) != value:
             self._change(self._set_meta, self._meta, key, value)
 
-    def write_meta(self) -> None:
-        """Writes the metadata again although they are unchanged."""
-        self._change(self._set_meta, self._meta, "", None)
-
-    def drop_meta(self, key: str) -> None:
-        if key in self._meta:
-            self._change(self._set_meta, self._meta, key, None)
-
     def clear_meta(self, prefix: str) -> None:
         for key in [key for key in self._meta if key.startswith(prefix)]:
-            self.drop_meta(key)
+            self._change(self._set_meta, self._meta, key, None)
 
 
 def uid_of(name: str) -> str:
-    """Returns the UID of a claim by the name of its file, as long as its UID may be part of a file name."""
+    """Returns the UID of a claim by the name of its file."""
     return name.removesuffix(SUFFIX)
 
 
 def file_name(uid: str) -> str:
-    """Returns the name of a claim's file."""
-    return name_of(uid) + SUFFIX
+    """Returns the name of a claim's file. Its UID may be part of a file name, see :func:`is_uid`."""
+    return uid + SUFFIX

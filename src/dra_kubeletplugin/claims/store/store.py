@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import enum
 import errno
-import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from ...errors import DraError, RecordsBusyError, RecordsError
 from ..record import Record, Row
 from .files import as_records_error
 from .folder import ClaimFolder
-from .records import DAMAGED, RECOVER, Records
+from .records import RECOVER, Records
 
 log = logging.getLogger(__name__)
 _PROBE = 32 * 1024  # bytes
@@ -34,7 +33,6 @@ Operation = Callable[[Records], Result]
 
 
 class Mode(enum.Enum):
-    FILES = enum.auto()  # uses files and not records: needs no lock
     READ = enum.auto()
     WRITE = enum.auto()  # survives the process
     SYNC = enum.auto()  # survives a power failure too
@@ -54,8 +52,6 @@ class RecordStore:
         self.folder = folder
         self.fault = ""
         self.repaired = asyncio.Event()
-        self.transactions = 0
-        """The number of batches so far. Each is at most one write."""
         self._thread = Threads(1, "records")
         self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
         self._idle = asyncio.Event()  # set while the thread has no batch
@@ -90,7 +86,6 @@ class RecordStore:
 
     def _begin_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._waiting = self._waiting, []
-        self.transactions += 1
 
         def work() -> None:
             self._began = time.monotonic()
@@ -119,12 +114,8 @@ class RecordStore:
         else:
             self._idle.set()
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work``, which uses files and not records, in the record thread, after all earlier operations."""
-        return await self.do(lambda _: work(), Mode.FILES)
-
     async def close(self, timeout: float = 10.0) -> None:
-        """Waits up to ``timeout`` seconds for running work, then releases the lock."""
+        """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
         end = time.monotonic() + timeout
         if self.folder.repairs:
             # Restores a file that was just removed: otherwise the next instance would find no records.
@@ -138,12 +129,10 @@ class RecordStore:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(closed.set)
 
-        with contextlib.suppress(TimeoutError):  # the thread may hang
-            async with asyncio.timeout(max(0.0, end - time.monotonic())):
-                await self._idle.wait()
-        self._thread.submit(work)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.1, end - time.monotonic())):
+                await self._idle.wait()
+                self._thread.submit(work)
                 await closed.wait()
 
     # --- queries --------------------------------------------------------------------------------
@@ -172,8 +161,8 @@ class RecordStore:
         return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
 
     async def damaged(self) -> list[str]:
-        """Returns the UIDs of claims whose file was damaged, so that their devices are not known."""
-        return await self.do(lambda records: sorted(records.get_meta(DAMAGED)), Mode.READ)
+        """Returns the UIDs of claims whose file is damaged, so that their devices are not known."""
+        return await self.do(Records.damaged, Mode.READ)
 
     async def probe(self) -> None:
         """Tests the disk: writes and syncs as many bytes as a large record has. Clears ``fault`` if that succeeds.
@@ -181,19 +170,19 @@ class RecordStore:
         Raises :class:`RecordsError`.
         """
 
-        def probe() -> None:
+        def probe(_: Records) -> None:
             try:
                 self.folder.probe(_PROBE)
                 self._written()
             except OSError as e:
                 raise self._failed(e) from None
 
-        await self.run(probe)
+        await self.do(probe, Mode.READ)
 
     async def check_files(self) -> None:
         """Detects that files were removed, replaced or overwritten, and repairs them. An error is kept in ``fault``."""
 
-        def check() -> None:
+        def check(_: Records) -> None:
             try:
                 self.folder.check()
                 self._note_repairs()
@@ -201,30 +190,28 @@ class RecordStore:
                 self._failed(e)
 
         with contextlib.suppress(RecordsError):
-            await self.run(check)
+            await self.do(check, Mode.READ)
 
     # --- in the thread --------------------------------------------------------------------------
 
     def _work(self, jobs: Sequence[Job]) -> list[object]:
         """Runs the jobs. Reads come before writes: a writer that is stopped must not block them."""
         results: list[object] = [None] * len(jobs)
-        for modes, run in (
-            ({Mode.FILES}, self._on_files),
-            ({Mode.READ}, self._read),
-            ({Mode.WRITE, Mode.SYNC}, functools.partial(self._transaction, sync=any(m is Mode.SYNC for _, m in jobs))),
-        ):
-            chosen = [i for i, (_, mode) in enumerate(jobs) if mode in modes]
-            if chosen:
-                try:
-                    done = run([jobs[i][0] for i in chosen])
-                except (OSError, RecordsError) as e:
-                    done = [self._failed(e)] * len(chosen)
-                for i, result in zip(chosen, done, strict=True):
-                    results[i] = result
+        for is_read in (True, False):
+            chosen = [i for i, (_, mode) in enumerate(jobs) if (mode is Mode.READ) is is_read]
+            operations = [jobs[i][0] for i in chosen]
+            if not chosen:
+                continue
+            try:
+                if is_read:
+                    done = self._read(operations)
+                else:
+                    done = self._transaction(operations, sync=any(jobs[i][1] is Mode.SYNC for i in chosen))
+            except (OSError, RecordsError) as e:
+                done = [self._failed(e)] * len(chosen)
+            for i, result in zip(chosen, done, strict=True):
+                results[i] = result
         return results
-
-    def _on_files(self, operations: Sequence[Operation[object]]) -> list[object]:
-        return [_run_operation(self.folder.records, operation) for operation in operations]
 
     def _read(self, operations: Sequence[Operation[object]]) -> list[object]:
         folder = self.folder
