@@ -85,7 +85,8 @@ async def test_only_a_prepared_claim_can_be_updated(
 
 async def test_an_update_before_the_start_or_after_the_end_of_the_loop_is_an_error(tmp_path: Path) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as manager:
-        updates = MetadataUpdates(manager.claims._updates.context)
+        opened = manager.claims._updates
+        updates = MetadataUpdates(opened.store, opened.files, opened.transitions, opened.tasks, manager.settings)
         with pytest.raises(StoppingError, match=r"call it after start\(\) has returned"):
             updates.begin(UPDATE)
         updates.open()

@@ -317,6 +317,7 @@ async def test_the_plugin_retries_without_a_call_and_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
+    monkeypatch.setattr(rollback_retries, "_CHECK_INTERVAL", 0.001)
     api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
     async with running_manager(tmp_path, driver, api) as manager:

@@ -7,10 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +23,7 @@ from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.driver import PreparedDevice
-from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError, UndoFailedError
+from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError
 from tests.claims.test_rollback import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
@@ -161,6 +159,7 @@ async def running_retries(*results: Exception | None) -> AsyncIterator[tuple[Rol
 @pytest.fixture
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.0)
+    monkeypatch.setattr(rollback_retries, "_CHECK_INTERVAL", 0.001)
 
 
 @pytest.mark.usefixtures("retry_at_once")
@@ -171,33 +170,12 @@ async def test_one_rollback_of_a_claim_runs_at_a_time_until_it_succeeds(caplog: 
         for uid in "ab":
             retries.failed(uid)
         await wait_until(lambda: sorted(rollbacks.uids) == ["a", "b"])
-        retries._wake.set()
         await asyncio.sleep(0.01)
         assert len(rollbacks.uids) == 2
         rollbacks.go.set()
         await wait_until(lambda: not retries._retries)
         assert len(rollbacks.uids) == 5
     assert caplog.text.count("cannot roll back claim: the records cannot be written") == 2  # once for each claim
-
-
-@pytest.mark.usefixtures("retry_at_once")
-async def test_a_rollback_that_scheduled_its_own_retry_keeps_it_and_logs_itself(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    retries = RollbackRetries(Metrics())
-
-    async def undo_fails(uid: str) -> bool:
-        retries._retries[uid].due = 1e9 + time.monotonic()
-        raise UndoFailedError("the card does not answer")
-
-    task = asyncio.create_task(retries.run(undo_fails))
-    retries.failed("u")
-    await wait_until(lambda: 1e9 < retries._retries["u"].due < math.inf)
-    await asyncio.sleep(0)
-    assert retries._retries["u"].backoff.failures == 1
-    task.cancel()
-    await asyncio.wait([task])
-    assert caplog.text == ""
 
 
 @pytest.mark.usefixtures("retry_at_once")
@@ -209,18 +187,6 @@ async def test_a_stopping_plugin_schedules_no_retry(caplog: pytest.LogCaptureFix
         assert rollbacks.uids == ["u"]
         assert retries._retries["u"].backoff.failures == 1
     assert caplog.text == ""
-
-
-def test_a_pause_ends_with_the_earliest_retry_and_is_at_most_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback_retries, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    retries = RollbackRetries(Metrics())
-    assert retries._pause() == 300.0
-    retries.failed("a", 5)
-    assert retries._pause() == 32.0
-    retries.failed("b", 3)
-    assert retries._pause() == 8.0
-    retries._retries["c"] = rollback_retries._Retry(due=99.0)
-    assert retries._pause() == 0.0
 
 
 def test_the_failures_in_the_record_and_of_this_process_are_counted() -> None:

@@ -198,7 +198,7 @@ async def test_a_claim_gets_the_reason_why_a_stale_claim_keeps_its_device(
     async with running_manager(tmp_path, driver, api) as manager:
         await insert_stale_record(manager)
         if isinstance(fault, RecordsError):
-            transitions = manager.claims.engine.context.transitions
+            transitions = manager.claims.engine.transitions
             monkeypatch.setattr(transitions, "free", fail_on_full_disk)
         elif fault:
             driver.fault["unprepare"] = fault

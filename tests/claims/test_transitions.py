@@ -20,7 +20,7 @@ from dra_kubeletplugin.claims.transitions import (
     Transitions,
 )
 from dra_kubeletplugin.errors import ClaimError, HardwareUnknownError, RecordUnreadableError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply
+from tests.helpers.crash.record_stores import BOOT, PoolSupply
 
 THIS_PROCESS, RUNNING_PROCESS, DEAD_PROCESS = "1-mine", "2-alive", "3-dead"
 NO_SUPPLY = PoolSupply()
@@ -40,7 +40,7 @@ class FakeProcess:
 
 
 def make_transitions(node: str = "", *prepares: str) -> Transitions:
-    return Transitions(DRIVER, cast(Any, FakeProcess()), BOOT, lambda uid: uid in prepares, node)
+    return Transitions(cast(Any, FakeProcess()), BOOT, lambda uid: uid in prepares, node)
 
 
 def record(

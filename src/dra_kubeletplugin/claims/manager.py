@@ -18,15 +18,13 @@ from ..kube.event_recorder import EventRecorder
 from .alerts import Alerts
 from .claim_fields import ClaimIdentity
 from .claim_files import ClaimFiles
-from .context import ClaimContext, PluginContext
+from .context import PluginContext
 from .device_status import DeviceStatusReporter
 from .engine import ClaimOutcome, Engine
-from .inflight import ClaimTasks
 from .instance_lock import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
 from .process_watcher import ProcessWatcher
-from .processes import ClaimProcesses
 from .reconcile import Reconciler
 from .record import Record, Row, UnreadableRecord
 from .recovery import Recovery
@@ -34,11 +32,9 @@ from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
 from .running_pods import ClaimPods
-from .shared_steps import SharedSteps
 from .store.folder import ClaimFolder
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, summarize
-from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -71,48 +67,28 @@ class ClaimManager:
     ) -> None:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
-        driver, client, name = plugin.driver, plugin.client, settings.driver_name
+        driver, calls, client, inventory = plugin.driver, plugin.calls, plugin.client, plugin.inventory
+        name, node = settings.driver_name, settings.node_name
+        events = events or EventRecorder(client, name, node, metrics)
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
-        self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
         self.store = RecordStore(
             ClaimFolder(settings.records_path, specs, process, boot_id, settings.lock_timeout, metrics)
         )
-        transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
-        self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
-        slices = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
+        rollback = Rollback(plugin, process, boot_id, self.store, self.files, events, changed)
+        self.tasks = rollback.tasks
         refuse = settings.unhealthy_policy == "refuse"
-        verifier = Verifier(client, plugin.inventory, slices, driver, name, refuse_unhealthy=refuse)
-        events = events or EventRecorder(client, name, settings.node_name, metrics)
-        shared = SharedSteps(driver, plugin.calls, settings, self.store, boot_id, self.files.note)
-        processes = ClaimProcesses(driver, plugin.calls, settings, process)
-        pods = ClaimPods(
-            settings.pod_resources_socket, events, settings.node_name, metrics, settings.reconcile_grace_period
-        )
-        context = ClaimContext(
-            driver,
-            plugin.calls,
-            settings,
-            metrics,
-            self.store,
-            self.files,
-            transitions,
-            self.tasks,
-            shared,
-            processes,
-            pods,
-            changed,
-        )
-        rollback = Rollback(context, events)
-        self.engine = Engine(context, verifier, rollback, self.reports)
-        self.reconciler = Reconciler(context, rollback, verifier)
-        self.recovery = Recovery(driver, plugin.calls, self.store, boot_id)
-        self._updates = MetadataUpdates(context)
-        self.alerts = Alerts(
-            events, plugin.inventory, settings.node_name, self.store.everything, self.store.folder.report
-        )
+        slices = SliceLookup(client, name, node, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, slices, driver, name, refuse_unhealthy=refuse)
+        self.pods = ClaimPods(settings.pod_resources_socket, events, node, metrics, settings.reconcile_grace_period)
+        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics)
+        self.engine = Engine(rollback, verifier, self.pods, self.reports, settings)
+        self.reconciler = Reconciler(rollback, verifier, self.pods, settings)
+        self._updates = MetadataUpdates(self.store, self.files, rollback.transitions, self.tasks, settings)
+        self.recovery = Recovery(driver, calls, self.store, boot_id)
+        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report)
         self._processes = (
-            ProcessWatcher(processes, boot_id, self.store.everything, events, metrics, health_changed)
+            ProcessWatcher(rollback.processes, boot_id, self.store.everything, events, metrics, health_changed)
             if driver.processes
             else None
         )
@@ -264,7 +240,7 @@ class ClaimManager:
     async def notes(self) -> list[str]:
         """Returns further notes for operators: failing rollbacks, repairs, deleted claims in use, and unreadable records."""
         out = [*self.store.folder.report, *self.recovery.report]
-        out += self.reconciler.context.pods.notes
+        out += self.pods.notes
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         out += self._processes.notes if self._processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):

@@ -15,13 +15,16 @@ import time
 from collections.abc import Awaitable, Generator
 from typing import Any
 
+from ..base.settings import Settings
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
 from . import metadata_files
-from .context import ClaimContext
-from .inflight import Work, as_dra_error
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks, Work, as_dra_error
 from .record import Record, State
 from .store.records import Records
+from .store.store import RecordStore
+from .transitions import Transitions
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
@@ -31,10 +34,15 @@ _EXTRA_WAIT = 5.0  # seconds beyond the timeout until a blocked thread raises: t
 class MetadataUpdates:
     """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
-    def __init__(self, context: ClaimContext) -> None:
-        self.context = context
+    def __init__(
+        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, settings: Settings
+    ) -> None:
+        self.store = store
+        self.files = files
+        self.transitions = transitions
+        self.tasks = tasks
         # A prepare may await an update of its own claim. The update must fail before the kubelet's call times out.
-        self.timeout = context.settings.call_timeout / 2
+        self.timeout = settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int
 
@@ -65,10 +73,10 @@ class MetadataUpdates:
 
     async def apply(self, update: MetadataUpdate) -> int:
         """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
-        if self.context.tasks.ending:
+        if self.tasks.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
         deadline = time.monotonic() + self.timeout
-        task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        task = self.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
@@ -85,8 +93,8 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
         """Runs as the in-flight work of the claim."""
         while True:
-            if await self.context.store.do(lambda records: self._record(records, update)):
-                done = await self.context.store.do(lambda records: self._write(records, update))
+            if await self.store.do(lambda records: self._record(records, update)):
+                done = await self.store.do(lambda records: self._write(records, update))
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
@@ -97,22 +105,22 @@ class MetadataUpdates:
 
     def _record(self, records: Records, update: MetadataUpdate) -> Any:
         """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.context.transitions.readable(records.read(update.uid))
-        if row is not None and row.state is State.PREPARING and self.context.transitions.has_other_owner(row):
+        row = self.transitions.readable(records.read(update.uid))
+        if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.metadata, record.fence
         record.metadata = metadata_files.updated(record, update)
         if record.metadata is not before:
             records.update(record, fence)
-            self.context.files.note(record)
+            self.files.note(record)
         return True
 
     def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.context.transitions.readable(records.read(update.uid)), update)
+        record = self._prepared(self.transitions.readable(records.read(update.uid)), update)
         try:
-            self.context.files.put_metadata(record)
+            self.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
                 f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
@@ -123,7 +131,7 @@ class MetadataUpdates:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
             raise MetadataUpdateError(f"claim {shown} is not prepared, so it has no metadata to update")
-        if not self.context.transitions.is_prepared(row):
+        if not self.transitions.is_prepared(row):
             raise MetadataUpdateError(
                 f"claim {row.shown} was prepared before the node was rebooted, or was recovered from the hardware without its "
                 f"record: the kubelet "

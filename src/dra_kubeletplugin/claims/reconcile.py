@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields, operation
 from ..base.threads import in_own_thread
 from ..errors import (
@@ -28,9 +29,9 @@ from ..errors import (
     printable,
 )
 from .claim_fields import ClaimIdentity
-from .context import ClaimContext
 from .record import Record, State
 from .rollback import Rollback
+from .running_pods import ClaimPods
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -65,10 +66,13 @@ class Reconciler:
     It waits for the work that it starts at most as long as the kubelet waits for a call.
     """
 
-    def __init__(self, context: ClaimContext, rollback: Rollback, verifier: Verifier) -> None:
-        self.context = context
+    def __init__(self, rollback: Rollback, verifier: Verifier, pods: ClaimPods, settings: Settings) -> None:
         self.rollback = rollback
         self.verifier = verifier
+        self.pods = pods
+        self.settings = settings
+        self.store, self.files, self.transitions = rollback.store, rollback.files, rollback.transitions
+        self.tasks, self.metrics = rollback.tasks, rollback.metrics
         self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
@@ -79,7 +83,7 @@ class Reconciler:
     def kubelet_registered(self) -> None:
         """Restarts each grace period: a kubelet that has just started unprepares the claims that ended while it was away."""
         self._gone_since.clear()
-        self.context.pods.forget_users()
+        self.pods.forget_users()
 
     async def run(self, interval: float) -> None:
         """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
@@ -97,13 +101,13 @@ class Reconciler:
         """
         report = ReconcileReport()
         with operation():
-            records = await self.context.store.all()
+            records = await self.store.all()
             await self._leftovers(records, report)
             await self._files(records, report)
             if ask_server:
                 await self._claims(records, report)
             for action, uids in vars(report).items():
-                self.context.metrics.inc("reconcile_actions_total", len(uids), action=action)
+                self.metrics.inc("reconcile_actions_total", len(uids), action=action)
             level = logging.INFO if report else logging.DEBUG
             if ask_server:
                 log.log(level, "reconciled: %s", report)
@@ -115,30 +119,28 @@ class Reconciler:
     async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
         """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
         unfinished = [
-            r.uid for r in records if r.state is not State.PREPARED and not self.context.transitions.has_other_owner(r)
+            r.uid for r in records if r.state is not State.PREPARED and not self.transitions.has_other_owner(r)
         ]
         await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
         """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
-        prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
+        prepared = [r.uid for r in records if self.transitions.is_prepared(r)]
         await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
-        if await self.context.store.recovering():
+        if await self.store.recovering():
             return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
             found = await in_own_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
-            shown = printable(e.filename or self.context.files.specs.root)
+            shown = printable(e.filename or self.files.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
         await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Returns claims with old files but no record. Also removes temporary files of writers that died."""
-        self.context.files.specs.clean(self.context.transitions.process.alive)
+        self.files.specs.clean(self.transitions.process.alive)
         # A clock that was set back leaves files with times in the future.
-        return sorted(
-            uid for uid, age in self.context.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE
-        )
+        return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
@@ -148,7 +150,7 @@ class Reconciler:
         unprepared while the kubelet is known to be away.
         """
         gone = await self._gone(records, report)
-        held = await self.context.pods.held(gone, records)
+        held = await self.pods.held(gone, records)
         now = time.monotonic()
         ended: dict[str, Record] = {}
         for record in gone:
@@ -156,7 +158,7 @@ class Reconciler:
             if record.uid in held:
                 self._gone_since.pop(key, None)
                 report.waiting.append(record.uid)
-            elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace_period:
+            elif now - self._gone_since.setdefault(key, now) < self.settings.reconcile_grace_period:
                 report.waiting.append(record.uid)
             else:
                 ended[record.uid] = record
@@ -177,7 +179,7 @@ class Reconciler:
         failures = 0
         # Claims that could not be read come last: a few failures end the pass, and the other claims would never be read.
         for record in sorted(records, key=lambda r: r.uid in self._unknown):
-            if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
+            if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
                 continue
             try:
                 live = await self._is_live(record)
@@ -193,7 +195,7 @@ class Reconciler:
                 out.append(record)
                 continue
             self._gone_since.pop((record.uid, record.created), None)
-            self.context.pods.set_live(record)
+            self.pods.set_live(record)
             if record.uid in self._left_to_kubelet:
                 report.waiting.append(record.uid)
         return out
@@ -253,14 +255,14 @@ class Reconciler:
     ) -> None:
         """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
         tasks: Mapping[str, asyncio.Task[Any]] = {
-            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.context.tasks
+            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.tasks
         }
         if not tasks:
             return
         # A cancelled pass does not read the results. Without the callback, asyncio would log each exception.
         for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
+        await asyncio.wait(tasks.values(), timeout=self.settings.call_timeout)
         for uid, task in tasks.items():
             if not task.done():
                 report.still_working.append(uid)

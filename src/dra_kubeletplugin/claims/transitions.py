@@ -58,22 +58,20 @@ class Prepare(_OfRecord, frozen=True):
 
 
 class AlreadyPrepared(_OfRecord, frozen=True):
-    """The claim is prepared and its record is valid. ``intact`` is True if its files are known to match the record."""
+    """The claim is prepared and its record is valid. ``restored`` is True if files of the claim were written again."""
 
-    intact: bool = False
+    restored: bool = False
 
 
 class RollBack(_OfRecord, frozen=True):
     """The claim is marked and owned by this process: roll it back, then decide again.
 
-    ``fault`` is why the claim's CDI spec could not be removed; None if it was removed.
+    ``fault`` is why the claim's CDI spec could not be removed; None if it was removed. ``done`` is True if the driver has nothing to
+    undo, so that the record is deleted already.
     """
 
     fault: DraError | None = None
-
-
-class RolledBack(_OfRecord, frozen=True):
-    """The claim was rolled back completely: the driver had nothing to undo."""
+    done: bool = False
 
 
 class InProgress(_OfRecord, frozen=True):
@@ -90,7 +88,7 @@ class NothingToDo(msgspec.Struct, frozen=True):
     """This process has nothing to do for the claim: no record, another owner, or a record that changed meanwhile."""
 
 
-Decision = Prepare | AlreadyPrepared | RollBack | RolledBack | InProgress | StaleHolders | NothingToDo
+Decision = Prepare | AlreadyPrepared | RollBack | InProgress | StaleHolders | NothingToDo
 
 
 class Transitions:
@@ -101,10 +99,7 @@ class Transitions:
         node: the node's name; empty if it is not known.
     """
 
-    def __init__(
-        self, driver: str, process: InstanceLock, boot_id: str, prepares: Callable[[str], bool], node: str = ""
-    ) -> None:
-        self.driver = driver
+    def __init__(self, process: InstanceLock, boot_id: str, prepares: Callable[[str], bool], node: str = "") -> None:
         self.process = process
         self.boot_id = boot_id
         self.prepares = prepares
