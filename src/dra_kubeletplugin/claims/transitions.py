@@ -236,22 +236,16 @@ class Transitions:
 
     def reclaim(self, records: Records, seen: Record) -> Decision:
         """Decides for a prepared claim that the API server no longer has. Its record must be unchanged since ``seen`` was read."""
-        row = records.read(seen.uid)
-        if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
-            return NothingToDo()
-        return self._mark(records, row) if row.fence == seen.fence else NothingToDo()
+        version = (seen.created, seen.updated, seen.fence)
+        return self._mark_if(records, seen.uid, lambda r: (r.created, r.updated, r.fence) == version)
 
     def tidy(self, records: Records, uid: str) -> Decision:
         """Decides for unfinished work of a dead process, or a failed rollback. Prepared claims are left alone."""
-        row = records.read(uid)
-        if not isinstance(row, Record) or row.state is State.PREPARED or self.has_other_owner(row):
-            return NothingToDo()
-        return self._mark(records, row)
+        return self._mark_if(records, uid, lambda r: r.state is not State.PREPARED and not self.has_other_owner(r))
 
     def free(self, records: Records, uid: str) -> Decision:
         """Decides again for a claim whose hold seemed stale."""
-        row = records.read(uid)
-        return self._mark(records, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
+        return self._mark_if(records, uid, self._may_free)
 
     def is_prepared(self, record: Record) -> bool:
         """Whether a repeated prepare can return the recorded response: prepared in this boot, with its CDI edits known."""
@@ -275,9 +269,12 @@ class Transitions:
         return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:
-        if self.has_other_owner(holder):
-            return False
-        return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
+        is_in_use = holder.boot_id == self.boot_id and holder.state is State.PREPARED
+        return not is_in_use and not self.has_other_owner(holder)
+
+    def _mark_if(self, records: Records, uid: str, is_due: Callable[[Record], bool]) -> Decision:
+        row = records.read(uid)
+        return self._mark(records, row) if isinstance(row, Record) and is_due(row) else NothingToDo()
 
     def _mark(self, records: Records, found: Record) -> Decision:
         fence = found.fence
