@@ -5,10 +5,8 @@ note.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,15 @@ from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import offline
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
     RECORDS,
     make_record,
-    open_store,
-    records_locked,
 )
 from tests.helpers.drivers import make_toy_class
+from tests.helpers.waiting import wait_until
 
 
 class Plain(Driver):
@@ -41,12 +37,6 @@ class Plain(Driver):
 
     async def unprepare(self, claim: PreparedClaim) -> None:
         pass
-
-
-# --- a batch ------------------------------------------------------------------------------------------------
-
-
-# --- an operator's command ----------------------------------------------------------------------------------
 
 
 def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +58,12 @@ def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: py
 # --- a start ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
 @pytest.mark.parametrize(
-    ("is_slow", "fault", "message"),
+    ("fault", "message"),
     [
-        (is_slow, fault, message)
-        for is_slow in (False, True)
-        for fault, message in (
-            (RecordsError("the disk is full"), "claims cannot be prepared or unprepared"),
-            (KeyError("odd"), "failed unexpectedly: rolling back claims"),
-        )
+        (RecordsError("the disk is full"), "claims cannot be prepared or unprepared"),
+        (KeyError("odd"), "failed unexpectedly: rolling back claims"),
     ],
 )
 async def test_a_failure_of_the_start_is_reported_also_if_the_start_takes_long(
@@ -102,16 +89,8 @@ async def test_a_failure_of_the_start_is_reported_also_if_the_start_takes_long(
     assert (message in caplog.text) is not is_slow
     assert ("takes long and continues in the background: rolling back claims" in caplog.text) is is_slow
     resume.set()
-    async with asyncio.timeout(30):
-        while message not in caplog.text:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: message in caplog.text)
     await manager.close()
-
-
-# --- a repetition -------------------------------------------------------------------------------------------
-
-
-# --- the claim in the API server ----------------------------------------------------------------------------
 
 
 # --- a prepare that fails, or seems to ------------------------------------------------------------------------
@@ -233,24 +212,6 @@ async def test_an_undo_whose_failure_cannot_be_recorded_is_not_restored_after_an
         new_manager.claims.files.remove_all("a")
         assert not isinstance(await new_manager.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
         assert await old_manager.records() == {"b": "Prepared"}
-
-
-async def test_a_close_is_bounded_and_does_not_block_the_loop_while_another_process_holds_the_records(
-    tmp_path: Path,
-) -> None:
-    store = open_store(tmp_path, wait=600)
-    await store.all()
-    holder = contextlib.ExitStack()
-    holder.enter_context(records_locked(store.path))
-    insert_task = asyncio.create_task(store.do(lambda records: records.insert(make_record("a", "d-0"))))
-    is_reading = threading.Event()
-    read_task = asyncio.create_task(store.do(lambda records: is_reading.set(), Mode.READ))
-    assert await asyncio.to_thread(is_reading.wait, 30)  # in the same batch, before the write, which waits
-    await store.close(0.1)
-    assert not insert_task.done()
-    holder.close()
-    await asyncio.gather(read_task, insert_task)
-    store.folder.process.release()
 
 
 # --- a note without a record -------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
-from dra_kubeletplugin.claims.engine import _fields_with_pod
 from dra_kubeletplugin.claims.inflight import BatchWindow
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import Records, file_name
@@ -342,20 +341,6 @@ async def test_the_log_lines_of_a_claim_contain_its_name_and_its_pod(
         assert 0 <= line_fields["duration_s"] < 60
 
 
-def test_a_pod_is_named_only_if_it_is_the_only_one() -> None:
-    ref = ClaimIdentity("ns", "c", "u")
-    pod = {"resource": "pods", "name": "p"}
-    for reserved, expected in (
-        ([pod], "ns/p"),
-        ([pod, {"resource": "other", "name": "x"}], "ns/p"),
-        ([pod, {**pod, "name": "q"}], None),
-        ([{"resource": "other", "name": "x"}], None),
-        ([], None),
-    ):
-        assert _fields_with_pod(ref, reserved).get("pod") == expected
-    assert _fields_with_pod(ref, [])["claim"] == "ns/c"
-
-
 @pytest.mark.parametrize("is_unreachable", [False, True])
 async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path, is_unreachable: bool) -> None:
     api, lines = FakeApiServer(), FieldRecorder()
@@ -372,25 +357,6 @@ async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: P
     ((text, fields),) = lines.fields.items()
     assert "written again" in text
     assert (fields["claim"], fields["claim_uid"]) == ("ns/a", "a")
-
-
-async def test_a_prepare_with_an_undo_step_that_was_not_awaited_fails_and_is_rolled_back(tmp_path: Path) -> None:
-    class ForgetfulDriver(BlockingDriver):
-        undo_count = 0
-
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            claim.on_undo("it")
-            return await super().prepare(claim)
-
-        async def undo_it(self, claim: PreparedClaim) -> None:
-            self.undo_count += 1
-
-    api, driver = FakeApiServer(), ForgetfulDriver()
-    async with running_manager(tmp_path, driver, api) as manager:
-        response = await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        assert isinstance(response, DriverError)
-        assert "was not awaited" in str(response)
-        assert (driver.undo_count, await manager.records()) == (1, {})
 
 
 async def test_metadata_that_no_container_gets_is_reported_once(

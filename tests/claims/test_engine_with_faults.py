@@ -17,7 +17,6 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.transitions import RollBack
@@ -27,8 +26,6 @@ from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.harness import DRIVER as CRASH
 from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
-from tests.helpers.drivers import make_toy_class
-from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
 
@@ -233,24 +230,6 @@ async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared
         assert manager.claims.files.specs.uids() == []
 
 
-async def test_a_claim_with_another_device_of_this_node_and_a_pod_is_left_to_the_kubelet(tmp_path: Path) -> None:
-    """If the kubelet knows the claim as prepared, it has started the pod with the first device."""
-    api, driver = FakeApiServer(), FaultyDriver()
-    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(prepared_ref)
-        api.allocate("a", "a", "d-1", DRIVER)
-        api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
-        for _ in range(3):
-            assert (await manager.claims.reconciler.once()).waiting == ["a"]
-        assert driver.unprepared == []
-        result = api.claims["a"]["status"]["allocation"]["devices"]["results"][0]
-        result["pool"] = "another node"
-        for _ in range(2):
-            await manager.claims.reconciler.once()
-        assert driver.unprepared == ["a"]
-
-
 async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,27 +253,6 @@ async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
 
 
 # --- metrics and readiness --------------------------------------------------------------------------
-
-
-async def test_prepared_claims_are_counted_at_the_time_of_the_request() -> None:
-    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
-
-        async def counted() -> str:
-            return (await asyncio.to_thread(_get, node.plugin.http_url + "/metrics")).partition(
-                "\ndra_prepared_claims "
-            )[2]
-
-        assert (await counted()).startswith("0.0")
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(claim))
-        assert (await counted()).startswith("1.0")
-
-
-def _get(url: str) -> str:
-    import urllib.request
-
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return str(response.read().decode())
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,30 +72,6 @@ async def test_a_retry_that_is_scheduled_during_a_reconcile_pass_survives_the_pa
         await reconciling
         assert FAST_UID in retries._retries
         assert SLOW_UID not in retries._retries
-
-
-def test_two_concurrent_probes_of_the_folder_find_no_fault(tmp_path: Path) -> None:
-    """Readiness and the operator's page probe in separate threads."""
-    specs = ClaimSpecs(tmp_path, "gpu.example.com")
-    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
-    faults: set[str] = set()
-
-    def probe() -> None:
-        for _ in range(2_000):
-            files.probe()
-            faults.add(files.fault)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=probe) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert faults == {""}
 
 
 def test_probes_of_a_hanging_folder_use_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,33 +161,6 @@ async def test_a_stopping_plugin_schedules_no_retry(caplog: pytest.LogCaptureFix
         assert rollbacks.uids == ["u"]
         assert retries._retries["u"].backoff.failures == 1
     assert caplog.text == ""
-
-
-def test_the_failures_in_the_record_and_of_this_process_are_counted() -> None:
-    retries = RollbackRetries(Metrics())
-    assert [retries.failed("u"), retries.failed("u", 4), retries.failed("u", 1), retries.failed("u")] == [2, 16, 32, 64]
-
-
-def test_a_text_is_logged_once_for_a_claim_until_the_claim_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
-    retries = RollbackRetries(Metrics())
-    caplog.set_level("INFO")
-    for _ in range(2):
-        retries.log("u", "text %s", 1)
-        retries.log("u", "text %s", 2, level=logging.INFO)
-        retries.log("v", "text %s", 1)
-    assert [(r.levelname, r.getMessage(), r.claim_uid) for r in caplog.records] == [  # type: ignore[attr-defined]
-        ("ERROR", "text 1", "u"), ("INFO", "text 2", "u"), ("ERROR", "text 1", "v")
-    ]  # fmt: skip
-    retries.done("u")
-    for uid in "uv":
-        retries.log(uid, "text %s", 1)
-    assert [r.claim_uid for r in caplog.records[3:]] == ["u"]  # type: ignore[attr-defined]
-
-
-def test_the_log_fields_contain_the_claim_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
-    record = Record("u", "ns", "c", State.UNPREPARING, "boot")
-    RollbackRetries(Metrics()).log("u", "text", claim=record)
-    assert (caplog.records[0].claim, caplog.records[0].claim_uid) == ("ns/c", "u")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
