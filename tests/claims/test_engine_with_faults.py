@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -181,36 +180,6 @@ async def is_restored(manager: Any, uid: str) -> bool:
     return bool(manager.claims.files.specs.exists(uid))
 
 
-async def test_an_unprepare_of_the_kubelet_does_not_join_a_rollback_that_has_nothing_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api, driver = FakeApiServer(), FaultyDriver()
-    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(prepared_ref)
-        entered, resume = asyncio.Event(), asyncio.Event()
-        do = manager.claims.store.do
-
-        async def slow_do(*args: Any, **kwargs: Any) -> Any:
-            monkeypatch.undo()
-            entered.set()
-            await resume.wait()
-            return await do(*args, **kwargs)
-
-        monkeypatch.setattr(manager.claims.store, "do", slow_do)
-        rollback = asyncio.create_task(
-            manager.claims.engine.rollback.tidy("a")
-        )  # a prepared claim: there is nothing to roll back
-        await entered.wait()
-        call = asyncio.create_task(manager.unprepare(prepared_ref))
-        await asyncio.sleep(0)
-        resume.set()
-        assert await rollback is False
-        assert await call == ()
-        assert driver.unprepared == ["a"]
-        assert await manager.records() == {}
-
-
 @pytest.mark.parametrize("status", [{}, {"allocation": None}, "another device"])
 async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared_after_the_grace_period(
     tmp_path: Path, status: Any
@@ -250,37 +219,6 @@ async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
         report = await manager.claims.reconciler.once()
         assert "good" in driver.unprepared
         assert report.failed == ["bad"]
-
-
-# --- metrics and readiness --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_cdi_folder(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.mounts
-async def test_readiness_recovers_after_a_full_disk_without_a_claim(tmp_path: Path, small_cdi_folder: Path) -> None:
-    api = FakeApiServer()
-    async with running_manager(tmp_path, FaultyDriver(), api) as manager:
-        filler = small_cdi_folder / "filler"
-        with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
-            while True:
-                f.write(b"x" * 4096)
-        faults: list[str] = []
-        for i in range(40):
-            await manager.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER))
-            if faults := await manager.claims.faults():
-                break
-        assert "the disk is full" in faults[0]
-        assert "the disk is full" in (await manager.claims.faults())[0]
-        filler.unlink()
-        assert await manager.claims.faults() == []
 
 
 # --- two instances ----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import logging
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, reconcile, rollback_retries
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
 from dra_tools.doctor.records import look
 from tests.claims.test_claims_names_and_paths import (
@@ -133,36 +132,6 @@ async def test_an_error_at_any_file_operation_leaves_no_state(
                 assert failed >= (PREPARING if operation == "prepare" else UNPREPARING)
                 return
     raise AssertionError("more file operations than expected")
-
-
-@pytest.fixture
-def own_mount(tmp_path: Path) -> Iterator[Path]:
-    """A file system for CDI files."""
-    folder = tmp_path / "cdi"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.mounts
-async def test_a_prepare_that_fails_on_a_read_only_folder_is_rolled_back_while_it_is_read_only(
-    tmp_path: Path, own_mount: Path
-) -> None:
-    """On a read-only file system, Linux also refuses to remove a file that does not exist."""
-    api, driver = FakeApiServer(), HolderTrackingDriver()
-    ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as manager:
-        subprocess.run(["mount", "-o", "remount,ro", str(own_mount)], check=True)
-        response = await manager.prepare(ref)
-        assert isinstance(response, RecordsError)
-        assert "Read-only file system" in str(response)
-        assert await manager.records() == {}
-        assert driver.holders == set()
-        subprocess.run(["mount", "-o", "remount,rw", str(own_mount)], check=True)
-        assert not isinstance(await manager.prepare(ref), DraError)
-        assert await manager.unprepare(ref) == ()
-        assert files_of(manager) == []
 
 
 # --- failing rollbacks ---------------------------------------------------------------------------------

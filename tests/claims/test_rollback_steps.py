@@ -116,32 +116,6 @@ async def test_the_retry_of_a_claim_without_a_record_is_removed(tmp_path: Path) 
         assert b"dra_rollbacks_failing 0.0" in manager.metrics.text()
 
 
-@pytest.mark.parametrize("state", [State.PREPARED, State.PREPARING])
-async def test_a_failed_prepare_whose_record_belongs_to_another_instance_is_not_rolled_back(
-    tmp_path: Path, state: State
-) -> None:
-    api, driver = FakeApiServer(), BlockingDriver()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        driver.go.clear()
-        preparing = asyncio.create_task(manager.prepare(ref))
-        await driver.entered.wait()
-
-        def take_over(records: Records) -> None:
-            row = records.read("a")
-            assert isinstance(row, Record)
-            fence, row.state, row.owner = row.fence, state, "1-deadbeef" if state is State.PREPARING else ""
-            row.complete = True
-            assert records.update(row, fence)
-
-        await manager.claims.store.do(take_over)
-        driver.fault["prepare"] = DriverError("no")
-        driver.go.set()
-        response = await preparing
-        assert isinstance(response, DraError) is (state is State.PREPARING)
-        assert await manager.records() == {"a": str(state)}
-
-
 # --- devices of claims from before a reboot ----------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ class Engine:
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
-        window = BatchWindow(r.uid for r in refs)
+        window = BatchWindow([r.uid for r in refs])
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
@@ -126,7 +126,7 @@ class Engine:
                 with self.metrics.timed("request_duration_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.settings.call_timeout)
             out = {ref.uid: self._outcome(work, ref, task) for ref, task in tasks.items()}
-            results = Counter(o.reason if isinstance(o, DraError) else "ok" for o in out.values())
+            results = Counter([o.reason if isinstance(o, DraError) else "ok" for o in out.values()])
             for reason, count in results.items():
                 self.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
