@@ -45,14 +45,15 @@ def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: py
 
     (path := tmp_path / RECORDS).mkdir()
     (path / "u.json").write_bytes(b"x")
-    offline.read_rows(path)
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(os, "pread", fail)
     monkeypatch.setattr(os, "read", fail)
-    for command in (lambda: offline.read_rows(path), lambda: offline.forget(path, 1, "u")):
-        with pytest.raises(RecordsError, match="Input/output error"):
-            command()
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    descriptors = []
+    for _ in range(2):  # the first round opens files that the process keeps
+        for command in (lambda: offline.read_rows(path), lambda: offline.forget(path, 1, "u")):
+            with pytest.raises(RecordsError, match="Input/output error"):
+                command()
+        descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert descriptors[0] == descriptors[1]
 
 
 # --- a start ----------------------------------------------------------------------------------------------
@@ -146,6 +147,7 @@ async def test_the_files_of_a_prepare_whose_record_is_lost_are_removed_if_its_de
     class LosingDriver(Plain):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             await manager.claims.store.do(lose_record)
+            manager.claims.files.specs.write("a", {"kind": "x"})
             return await super().prepare(claim)
 
     api = FakeApiServer()

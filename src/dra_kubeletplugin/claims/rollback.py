@@ -109,12 +109,12 @@ class Rollback:
         try:
             if marked.fault:
                 raise marked.fault
-            if not marked.done and not record.superseded:
-                if not record.undone:
+            if not marked.done:
+                if not record.superseded and not record.undone:
                     claim = record.prepared_claim(self.transitions.boot_id)
                     await run_undo(self.driver, self.calls, record.undo, claim, self.processes.end)
-                await self.shared.release(record)
-            if not marked.done:
+                if not record.superseded:
+                    await self.shared.release(record)
                 await self.store.do(lambda records: self._delete(records, fence))
         except Exception as e:
             self.metrics.inc("rollback_failures_total")
