@@ -17,7 +17,8 @@ from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, Prepa
 from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import offline
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.records import RECOVER, Records
+from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
@@ -215,6 +216,20 @@ async def test_an_undo_whose_failure_cannot_be_recorded_is_not_restored_after_an
         new_manager.claims.files.remove_all("a")
         assert not isinstance(await new_manager.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
         assert await old_manager.records() == {"b": "Prepared"}
+
+
+async def test_an_unprepare_is_remembered_while_recover_may_still_report_the_claim(tmp_path: Path) -> None:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, Plain(), api) as manager:
+        ref = api.allocate("a", "a", "d-0", DRIVER)
+        await manager.prepare(ref)
+        await manager.claims.store.do(lambda records: records.set_meta(RECOVER, "pending"))
+        assert await manager.unprepare(ref) == ()
+        manager.claims.files.specs.write("without-a-record", {"kind": "x"})
+        assert await manager.unprepare(ref._replace(uid="without-a-record")) == ()
+        assert manager.claims.files.specs.uids() == []
+        ended = await manager.claims.store.do(lambda records: records.get_meta(ENDED))
+        assert set(ended) == {"a", "without-a-record"}
 
 
 # --- a note without a record -------------------------------------------------------------------------------
