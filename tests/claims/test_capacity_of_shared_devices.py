@@ -27,7 +27,7 @@ from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply, memory_database
+from tests.helpers.crash.record_stores import BOOT, PoolSupply, memory_database
 
 pytestmark = pytest.mark.gates("DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -95,7 +95,7 @@ class CapacityModel(RuleBasedStateMachine):
     def make_instance(self) -> Transitions:
         process = InstanceLock(Path(self.folder.name))
         process.acquire()
-        return Transitions(DRIVER, process, BOOT, lambda uid: False)
+        return Transitions(process, BOOT, lambda uid: False)
 
     # --- the bookkeeping of the model -----------------------------------------------------------
 
@@ -272,7 +272,7 @@ test_decisions_against_a_model_in_more_examples = pytest.mark.full(LongCapacityM
 def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
     process = InstanceLock(tmp_path / "processes")
     process.acquire()
-    yield memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
+    yield memory_database(), Transitions(process, BOOT, lambda uid: False)
     process.release()
 
 

@@ -57,21 +57,6 @@ def container_path(manager: RunningManager) -> str:
     return str(device["containerEdits"]["mounts"][0]["containerPath"])
 
 
-async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_path: Path) -> None:
-    """A folder named after namespace and claim would need 317 bytes, but a file name has at most 255."""
-    api = FakeApiServer()
-    ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
-    assert (len(ref.namespace), len(ref.name)) == (63, 253)
-    async with running_manager(tmp_path, WithMetadata(), api) as manager:
-        assert not isinstance(await manager.prepare(ref), DraError)
-        names = [p.name for p in files_of(manager)]
-        assert f"{ref.uid}_{'r' * 63}.json" in names
-        assert not [n for n in names if "ccc" in n or "nnn" in n]
-        assert await manager.unprepare(ref) == ()
-        assert files_of(manager) == []
-        assert await manager.records() == {}
-
-
 @pytest.mark.parametrize(
     "text", ["../../etc", "..", "a/b", "a.b", "a\0b", "A", "x" * 64, "x" * (256 << 10), "\u202e", "-a", ""]
 )
@@ -128,17 +113,6 @@ async def test_a_uid_that_is_no_valid_file_name_is_refused_and_its_unprepare_tou
         assert files_of(manager) == []
         assert other_file.exists()
         assert manager.settings.records_path.exists()
-
-
-@pytest.mark.parametrize("uid", UIDS)
-def test_no_uid_leads_out_of_the_cdi_folder_or_makes_a_name_too_long(tmp_path: Path, uid: str) -> None:
-    specs = ClaimSpecs(tmp_path, DRIVER)
-    for path in (specs.path(uid), specs.note_path(uid)):
-        assert path.parent == tmp_path
-        assert len(path.name) < 200
-        assert not path.exists()
-    specs.remove(uid)
-    specs.remove_note(uid)
 
 
 def test_an_invalid_name_has_no_path_in_containers() -> None:

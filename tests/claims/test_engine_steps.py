@@ -16,8 +16,7 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
-from dra_kubeletplugin.claims.batch_window import BatchWindow
-from dra_kubeletplugin.claims.engine import _fields_with_pod
+from dra_kubeletplugin.claims.inflight import BatchWindow
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import Records, file_name
 from dra_kubeletplugin.errors import (
@@ -187,8 +186,7 @@ async def test_a_prepare_stops_if_another_instance_took_over_its_record(tmp_path
         driver.go.set()
         response = await preparing
         assert isinstance(response, ClaimTakenError)
-        error_text = "this instance stops its work" if phase == "step" else "the kubelet retries"
-        assert error_text in str(response)
+        assert "this instance stops its work" in str(response)
         assert await manager.records() == {"a": "Preparing"}
 
 
@@ -247,16 +245,12 @@ async def test_a_claim_that_stays_busy_is_an_error_after_a_bounded_number_of_att
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         rounds: list[int] = []
 
-        async def never_ready(*_: Any) -> Any:
+        def never_ready(*_: Any) -> Any:
             rounds.append(1)
             return engine.InProgress(Record("a", "ns", "a", State.PREPARING, "boot"))
 
-        async def no_wait(record: Record) -> None:
-            pass
-
-        monkeypatch.setattr(manager.claims.engine, "_wait_for_other", no_wait)
-        monkeypatch.setattr(manager.claims.engine.rollback, "decide", never_ready)
-        monkeypatch.setattr(manager.claims.engine.rollback, "unprepare", never_ready)
+        for decision in ("begin", "end"):
+            monkeypatch.setattr(manager.claims.engine.transitions, decision, never_ready)
         for work in (manager.prepare, manager.unprepare):
             assert isinstance(await work(ref), ClaimBusyError)
         assert len(rounds) == 2 * 20
@@ -347,20 +341,6 @@ async def test_the_log_lines_of_a_claim_contain_its_name_and_its_pod(
         assert 0 <= line_fields["duration_s"] < 60
 
 
-def test_a_pod_is_named_only_if_it_is_the_only_one() -> None:
-    ref = ClaimIdentity("ns", "c", "u")
-    pod = {"resource": "pods", "name": "p"}
-    for reserved, expected in (
-        ([pod], "ns/p"),
-        ([pod, {"resource": "other", "name": "x"}], "ns/p"),
-        ([pod, {**pod, "name": "q"}], None),
-        ([{"resource": "other", "name": "x"}], None),
-        ([], None),
-    ):
-        assert _fields_with_pod(ref, reserved).get("pod") == expected
-    assert _fields_with_pod(ref, [])["claim"] == "ns/c"
-
-
 @pytest.mark.parametrize("is_unreachable", [False, True])
 async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path, is_unreachable: bool) -> None:
     api, lines = FakeApiServer(), FieldRecorder()
@@ -377,25 +357,6 @@ async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: P
     ((text, fields),) = lines.fields.items()
     assert "written again" in text
     assert (fields["claim"], fields["claim_uid"]) == ("ns/a", "a")
-
-
-async def test_a_prepare_with_an_undo_step_that_was_not_awaited_fails_and_is_rolled_back(tmp_path: Path) -> None:
-    class ForgetfulDriver(BlockingDriver):
-        undo_count = 0
-
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            claim.on_undo("it")
-            return await super().prepare(claim)
-
-        async def undo_it(self, claim: PreparedClaim) -> None:
-            self.undo_count += 1
-
-    api, driver = FakeApiServer(), ForgetfulDriver()
-    async with running_manager(tmp_path, driver, api) as manager:
-        response = await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        assert isinstance(response, DriverError)
-        assert "was not awaited" in str(response)
-        assert (driver.undo_count, await manager.records()) == (1, {})
 
 
 async def test_metadata_that_no_container_gets_is_reported_once(
@@ -440,15 +401,15 @@ async def test_a_late_response_of_the_api_server_is_dropped_silently(
         assert await manager.prepare(ref) == first
         await asyncio.sleep(0)
         assert not [t for t in asyncio.all_tasks() if "verify" in str(t.get_coro())], "the request is cancelled"
-        look_up, released = manager.claims.engine._prepared_record, api.release
+        get, released = manager.claims.store.get, api.release
 
-        async def after_the_response(uid: str) -> Record | None:
+        async def get_after_the_response(uid: str) -> Any:
             released.set()
             for _ in range(10):
                 await asyncio.sleep(0)
-            return await look_up(uid)
+            return await get(uid)
 
-        monkeypatch.setattr(manager.claims.engine, "_prepared_record", after_the_response)
+        monkeypatch.setattr(manager.claims.store, "get", get_after_the_response)
         assert await manager.prepare(ref) == first
     gc.collect()
     assert problems == []

@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.transitions import RollBack
@@ -27,8 +25,6 @@ from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.harness import DRIVER as CRASH
 from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
-from tests.helpers.drivers import make_toy_class
-from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
 
@@ -184,36 +180,6 @@ async def is_restored(manager: Any, uid: str) -> bool:
     return bool(manager.claims.files.specs.exists(uid))
 
 
-async def test_an_unprepare_of_the_kubelet_does_not_join_a_rollback_that_has_nothing_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api, driver = FakeApiServer(), FaultyDriver()
-    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(prepared_ref)
-        entered, resume = asyncio.Event(), asyncio.Event()
-        do = manager.claims.store.do
-
-        async def slow_do(*args: Any, **kwargs: Any) -> Any:
-            monkeypatch.undo()
-            entered.set()
-            await resume.wait()
-            return await do(*args, **kwargs)
-
-        monkeypatch.setattr(manager.claims.store, "do", slow_do)
-        rollback = asyncio.create_task(
-            manager.claims.engine.rollback.tidy("a")
-        )  # a prepared claim: there is nothing to roll back
-        await entered.wait()
-        call = asyncio.create_task(manager.unprepare(prepared_ref))
-        await asyncio.sleep(0)
-        resume.set()
-        assert await rollback is False
-        assert await call == ()
-        assert driver.unprepared == ["a"]
-        assert await manager.records() == {}
-
-
 @pytest.mark.parametrize("status", [{}, {"allocation": None}, "another device"])
 async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared_after_the_grace_period(
     tmp_path: Path, status: Any
@@ -231,24 +197,6 @@ async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared
         await wait_until(lambda: is_unprepared(manager, "a"))
         assert driver.unprepared == ["a"]
         assert manager.claims.files.specs.uids() == []
-
-
-async def test_a_claim_with_another_device_of_this_node_and_a_pod_is_left_to_the_kubelet(tmp_path: Path) -> None:
-    """If the kubelet knows the claim as prepared, it has started the pod with the first device."""
-    api, driver = FakeApiServer(), FaultyDriver()
-    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.prepare(prepared_ref)
-        api.allocate("a", "a", "d-1", DRIVER)
-        api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
-        for _ in range(3):
-            assert (await manager.claims.reconciler.once()).waiting == ["a"]
-        assert driver.unprepared == []
-        result = api.claims["a"]["status"]["allocation"]["devices"]["results"][0]
-        result["pool"] = "another node"
-        for _ in range(2):
-            await manager.claims.reconciler.once()
-        assert driver.unprepared == ["a"]
 
 
 async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
@@ -271,58 +219,6 @@ async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
         report = await manager.claims.reconciler.once()
         assert "good" in driver.unprepared
         assert report.failed == ["bad"]
-
-
-# --- metrics and readiness --------------------------------------------------------------------------
-
-
-async def test_prepared_claims_are_counted_at_the_time_of_the_request() -> None:
-    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
-
-        async def counted() -> str:
-            return (await asyncio.to_thread(_get, node.plugin.http_url + "/metrics")).partition(
-                "\ndra_prepared_claims "
-            )[2]
-
-        assert (await counted()).startswith("0.0")
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(claim))
-        assert (await counted()).startswith("1.0")
-
-
-def _get(url: str) -> str:
-    import urllib.request
-
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return str(response.read().decode())
-
-
-@pytest.fixture
-def small_cdi_folder(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.mounts
-async def test_readiness_recovers_after_a_full_disk_without_a_claim(tmp_path: Path, small_cdi_folder: Path) -> None:
-    api = FakeApiServer()
-    async with running_manager(tmp_path, FaultyDriver(), api) as manager:
-        filler = small_cdi_folder / "filler"
-        with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
-            while True:
-                f.write(b"x" * 4096)
-        faults: list[str] = []
-        for i in range(40):
-            await manager.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER))
-            if faults := await manager.claims.faults():
-                break
-        assert "the disk is full" in faults[0]
-        assert "the disk is full" in (await manager.claims.faults())[0]
-        filler.unlink()
-        assert await manager.claims.faults() == []
 
 
 # --- two instances ----------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.base.telemetry.logs import operation
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.batch_window import BatchWindow
-from dra_kubeletplugin.claims.inflight import ClaimTasks, Work, as_dra_error
+from dra_kubeletplugin.claims.inflight import BatchWindow, ClaimTasks, Work, as_dra_error
 from dra_kubeletplugin.errors import DraError
 from tests.helpers.waiting import wait_until
 
@@ -21,33 +19,19 @@ from tests.helpers.waiting import wait_until
 
 
 async def test_a_batch_window_ends_when_all_claims_have_arrived_or_left() -> None:
-    window = BatchWindow(3, max_wait=60)
+    window = BatchWindow("abc", max_wait=60)
     tasks = [asyncio.create_task(window.wait(uid)) for uid in "aab"]
     await asyncio.sleep(0.01)
     assert not any(t.done() for t in tasks), "one of three is missing; a claim that arrives twice counts once"
     window.leave("c")
-    await asyncio.wait_for(asyncio.gather(*tasks), 30)
-    await asyncio.wait_for(window.wait("late"), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks, window.wait("late")), 30)
 
 
-async def test_the_wait_for_a_late_claim_is_bounded_and_an_ended_window_leaves_no_timer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    await asyncio.wait_for(BatchWindow(2, max_wait=0.01).wait("a"), 30)
-    timers: list[asyncio.TimerHandle] = []
-    loop = asyncio.get_running_loop()
-    call_later = loop.call_later
-
-    def call_and_record(seconds: float, function: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
-        timers.append(call_later(seconds, function, *args, **options))
-        return timers[-1]
-
-    monkeypatch.setattr(loop, "call_later", call_and_record)
-    window = BatchWindow(3, max_wait=60)
-    await asyncio.gather(*(window.wait(uid) for uid in "abc"))
-    assert [t.cancelled() for t in timers] == [True]
-    await window.wait("d")
-    assert len(timers) == 1
+async def test_the_wait_for_a_late_claim_is_bounded_and_ends_for_all_claims_at_once() -> None:
+    window = BatchWindow("abc", max_wait=0.01)
+    await asyncio.wait_for(window.wait("a"), 30)
+    window._max_wait = 600
+    await asyncio.wait_for(window.wait("b"), 30)
 
 
 # --- tasks of claims ----------------------------------------------------------------------------------------
@@ -72,20 +56,14 @@ async def test_a_call_joins_the_same_work_waits_for_other_work_and_never_waits_f
 
         return do
 
-    prepare, is_new = tasks_in_flight.start("u", Work.PREPARE, work("prepare"))
-    assert is_new
-    assert tasks_in_flight.start("u", Work.PREPARE, work("never")) == (prepare, False)
-    unprepare, is_new = tasks_in_flight.start("u", Work.UNPREPARE, work("unprepare"))
-    assert not is_new
-    prepare_again, _ = tasks_in_flight.start("u", Work.PREPARE, work("prepare again"))
-    assert prepare_again is not prepare
-    tidy, is_new = tasks_in_flight.start("v", Work.TIDY, work("tidy"))
-    assert is_new
-    tidy_again, is_new = tasks_in_flight.start("v", Work.TIDY, work("tidy again"))
-    assert (tidy_again is tidy, is_new) == (False, False)
-    free_task, is_new = tasks_in_flight.start("v", Work.FREE, work("free"))
-    assert (free_task in {tidy_again, tidy}, is_new) == (False, False)
-    assert tasks_in_flight.start("v", Work.FREE, work("never")) == (free_task, False)
+    prepare = tasks_in_flight.start("u", Work.PREPARE, work("prepare"))
+    assert tasks_in_flight.start("u", Work.PREPARE, work("never")) is prepare
+    unprepare = tasks_in_flight.start("u", Work.UNPREPARE, work("unprepare"))
+    prepare_again = tasks_in_flight.start("u", Work.PREPARE, work("prepare again"))
+    tidy = tasks_in_flight.start("v", Work.TIDY, work("tidy"))
+    tidy_again = tasks_in_flight.start("v", Work.TIDY, work("tidy again"))
+    free_task = tasks_in_flight.start("v", Work.FREE, work("free"))
+    assert tasks_in_flight.start("v", Work.FREE, work("never")) is free_task
     assert [tasks_in_flight.prepares(uid) for uid in "uvw"] == [True, False, False]
     await asyncio.sleep(0.01)
     assert order == ["prepare", "tidy"]
@@ -104,24 +82,6 @@ async def test_a_call_joins_the_same_work_waits_for_other_work_and_never_waits_f
     assert ("u" in tasks_in_flight, tasks_in_flight.uids, in_flight(metrics)) == (False, [], 0)
 
 
-async def test_a_failed_task_has_the_reference_to_its_log_lines_and_does_not_block_the_next_task() -> None:
-    tasks_in_flight = ClaimTasks(Metrics())
-
-    async def fail() -> None:
-        raise DraError("no")
-
-    async def succeed() -> str:
-        return "fine"
-
-    with operation() as number:
-        task, _ = tasks_in_flight.start("u", Work.PREPARE, fail)
-    next_task, _ = tasks_in_flight.start("u", Work.UNPREPARE, succeed)
-    with pytest.raises(DraError):
-        await task
-    assert tasks_in_flight.log_of(task) == (number, {"claim_uid": "u"})
-    assert await next_task == "fine"
-
-
 async def test_a_task_without_waiters_ends_silently_also_if_it_fails() -> None:
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
@@ -130,12 +90,11 @@ async def test_a_task_without_waiters_ends_silently_also_if_it_fails() -> None:
     async def fail() -> None:
         raise KeyError("nobody waits")
 
-    failing, _ = tasks_in_flight.start("u", Work.PREPARE, fail)
-    cancelled, _ = tasks_in_flight.start("v", Work.PREPARE, asyncio.Event().wait)
+    failing = tasks_in_flight.start("u", Work.PREPARE, fail)
+    cancelled = tasks_in_flight.start("v", Work.PREPARE, asyncio.Event().wait)
     await asyncio.sleep(0)
     cancelled.cancel()
     await wait_until(lambda: not tasks_in_flight.uids)
-    assert tasks_in_flight.log_of(failing) is None
     del failing, cancelled
     gc.collect()
     assert problems == []
@@ -151,7 +110,7 @@ async def test_a_stop_waits_for_the_grace_period_and_no_longer(grace: float, cap
         await resume.wait()
         return "done"
 
-    task, _ = tasks_in_flight.start("u", Work.PREPARE, wait)
+    task = tasks_in_flight.start("u", Work.PREPARE, wait)
     assert not tasks_in_flight.ending
     ending = asyncio.create_task(tasks_in_flight.end(grace))
     await asyncio.sleep(0)
@@ -179,7 +138,7 @@ async def test_a_task_that_ignores_its_cancellation_does_not_block_a_stop(caplog
             with contextlib.suppress(asyncio.CancelledError):
                 await resume.wait()
 
-    task, _ = tasks_in_flight.start("u", Work.PREPARE, ignore_cancellation)
+    task = tasks_in_flight.start("u", Work.PREPARE, ignore_cancellation)
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         await tasks_in_flight.end(0.01)

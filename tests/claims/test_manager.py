@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,49 +82,28 @@ async def test_the_policy_decides_whether_an_unhealthy_device_is_prepared(
 # --- background --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RECOVER_CHECK", 600.0)
-    monkeypatch.setattr(module, "_RECOVER_RETRY", (0.001, 0.004))
-
-
-@pytest.mark.usefixtures("short_pauses")
-async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_repair(
+async def test_recovery_waits_for_a_repair_and_is_retried_until_it_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(module, "_RECOVER_CHECK", 600.0)
+    monkeypatch.setattr(module, "_RECOVER_RETRY", (0.001, 0.004))
     async with running_manager(tmp_path, PlainDriver()) as manager:
-        results: list[Any] = [False, RecordsError("the disk is full"), False, False, True]
-        pauses: list[float] = []
-        sleep, calls = asyncio.sleep, []
+        results: list[Any] = [False, RecordsError("the disk is full"), True, False, True]
 
         async def once() -> bool:
-            calls.append(1)
-            result = results.pop(0) if results else True
+            result = results.pop(0)
             if isinstance(result, Exception):
                 raise result
             return bool(result)
 
-        async def record_pause(seconds: float) -> None:
-            if seconds in {0.001, 0.002, 0.004, 0.008}:
-                pauses.append(seconds)
-            await sleep(0)
-
         monkeypatch.setattr(manager.claims.recovery, "once", once)
         manager.claims.store.repaired.clear()
         task = asyncio.create_task(manager.claims._keep_recovering())
-        await asyncio.sleep(0.02)
-        assert calls == [], "recovery waits for a repair"
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record_pause}))
-        manager.claims.store.repaired.set()
-        await wait_until(lambda: len(calls) == 5)
-        await sleep(0.02)
-        assert (len(calls), pauses) == (5, [0.001, 0.002, 0.004, 0.004])
-        assert caplog.text.count("recovery failed and is retried: the disk is full") == 1
-        results[:] = [False]
-        manager.claims.store.repaired.set()
-        await wait_until(lambda: len(calls) == 7)
-        assert pauses[4:] == [0.001], "the first pause again after a success"
-        assert not task.done()
+        for left in (5, 2, 0):
+            await asyncio.sleep(0.02)
+            await wait_until(lambda left=left: len(results) == left)  # type: ignore[misc]
+            assert caplog.text.count("recovery failed and is retried: the disk is full") == (left < 5)
+            manager.claims.store.repaired.set()
         task.cancel()
         await asyncio.wait([task])
 

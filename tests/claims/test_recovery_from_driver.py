@@ -15,7 +15,7 @@ from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.claims.store.records import DAMAGED, RECOVER
+from dra_kubeletplugin.claims.store.records import RECOVER
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
@@ -86,7 +86,6 @@ async def test_recover_is_called_only_after_a_loss_and_once(
 async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_back(store: RecordStore) -> None:
     await pending(store)
     await store.do(lambda records: records.set_meta(ENDED + "over", ""))
-    await store.do(lambda records: records.set_meta(DAMAGED + "lost", "lost.damaged-1"))
     driver = RecoveringDriver()
     driver.claims = [
         RecoveredClaim(

@@ -9,27 +9,23 @@ import contextlib
 import errno
 import logging
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, PreparedClaim
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, rollback_retries
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
 from dra_tools.doctor.records import look
 from tests.claims.test_claims_names_and_paths import (
     LONGEST_LABEL,
     LONGEST_NAME,
-    POD_CLAIM,
     UID,
     WithMetadata,
     allocate,
@@ -131,98 +127,6 @@ async def test_an_error_at_any_file_operation_leaves_no_state(
     raise AssertionError("more file operations than expected")
 
 
-LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
-LONG_LABELS = LABELS | st.sampled_from(["x" * 63, "0" * 63, "0", "a-" * 31 + "a", "metadata", "xn--a"])
-NAMES = st.lists(LONG_LABELS, min_size=1, max_size=4).map(".".join).filter(lambda n: len(n) <= 253) | st.just(
-    LONGEST_NAME
-)
-REQUESTS = LONG_LABELS | st.tuples(LONG_LABELS, LONG_LABELS).map("/".join)
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.sampled_from(
-    ["../../etc", "..", "/", "a/b", "\0", "\n", "x" * (256 << 10), "ü" * 1000, "%s{}", "\u202e", "a" * 63]
-)
-
-
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("_run", range(4))  # Hypothesis finds other examples in each
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    namespace=LONG_LABELS | st.just(LONGEST_LABEL),
-    name=NAMES,
-    request_name=REQUESTS,
-    pod_claim=st.none() | LONG_LABELS | TEXTS,
-    text=TEXTS,
-    configured=st.sampled_from(["another.example.com", DRIVER]),
-    parameters=st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | TEXTS, st.lists, max_leaves=5),
-    faults_at=st.dictionaries(st.integers(0, 60), st.sampled_from(ERRORS), max_size=3),
-)
-def test_any_valid_claim_is_prepared_and_unprepared_whatever_file_operations_fail(
-    tmp_path_factory: pytest.TempPathFactory,
-    _run: int,
-    namespace: str,
-    name: str,
-    request_name: str,
-    pod_claim: str | None,
-    text: str,
-    configured: str,
-    parameters: Any,
-    faults_at: dict[int, int],
-) -> None:
-    annotations = {"example.com/text": text} | ({POD_CLAIM: pod_claim} if pod_claim is not None else {})
-
-    async def check() -> None:
-        api, driver = FakeApiServer(), HolderTrackingDriver()
-        other_ref = allocate(api, "other.claim", OTHER)
-        api.allocate(name, UID, "d-0", DRIVER, request=request_name)
-        api.claims[name]["metadata"] |= {"namespace": namespace, "annotations": annotations, "labels": {"a": "x" * 63}}
-        opaque = {"driver": configured, "parameters": {"a": parameters}}
-        config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
-        api.claims[name]["status"]["allocation"]["devices"]["config"] = config
-        ref = ClaimIdentity(namespace, name, UID)
-        async with running_manager(tmp_path_factory.mktemp("room"), driver, api) as manager:
-            faults = faults_of(manager)
-            for number, error in faults_at.items():
-                with faults.failing(error, lambda n, at=number: n == at):  # type: ignore[misc]
-                    await manager.prepare(ref)
-                    await manager.unprepare(ref)
-                await check_claims(manager, driver, ref, other_ref)
-            response = await manager.prepare(ref)
-            assert isinstance(response, DraError) == (configured == DRIVER)  # the driver accepts no parameters
-            assert name in request_name or not [p for p in files_of(manager) if len(name) > 8 and name in str(p)]
-            await check_claims(manager, driver, ref, other_ref)
-
-    asyncio.run(check())
-
-
-@pytest.fixture
-def own_mount(tmp_path: Path) -> Iterator[Path]:
-    """A file system for CDI files."""
-    folder = tmp_path / "cdi"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.mounts
-async def test_a_prepare_that_fails_on_a_read_only_folder_is_rolled_back_while_it_is_read_only(
-    tmp_path: Path, own_mount: Path
-) -> None:
-    """On a read-only file system, Linux also refuses to remove a file that does not exist."""
-    api, driver = FakeApiServer(), HolderTrackingDriver()
-    ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as manager:
-        subprocess.run(["mount", "-o", "remount,ro", str(own_mount)], check=True)
-        response = await manager.prepare(ref)
-        assert isinstance(response, RecordsError)
-        assert "Read-only file system" in str(response)
-        assert await manager.records() == {}
-        assert driver.holders == set()
-        subprocess.run(["mount", "-o", "remount,rw", str(own_mount)], check=True)
-        assert not isinstance(await manager.prepare(ref), DraError)
-        assert await manager.unprepare(ref) == ()
-        assert files_of(manager) == []
-
-
 # --- failing rollbacks ---------------------------------------------------------------------------------
 
 
@@ -309,6 +213,7 @@ async def test_the_plugin_retries_without_a_call_and_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
+    monkeypatch.setattr(rollback_retries, "_CHECK_INTERVAL", 0.001)
     api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
     async with running_manager(tmp_path, driver, api) as manager:
@@ -333,6 +238,7 @@ def test_the_pause_doubles_from_two_seconds_to_five_minutes() -> None:
     retries = RollbackRetries(Metrics())
     assert [retries.failed("u") for _ in range(10)] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert retries.failed("v", 1_000_000) == 300  # the number of attempts in the record, after a restart
+    assert [retries.failed("w"), retries.failed("w", 4), retries.failed("w", 1), retries.failed("w")] == [2, 16, 32, 64]
     retries.done("u")
     assert retries.failed("u") == 2
 

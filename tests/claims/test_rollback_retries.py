@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
-import sys
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +21,7 @@ from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.driver import PreparedDevice
-from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError, UndoFailedError
+from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError
 from tests.claims.test_rollback import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
@@ -76,30 +72,6 @@ async def test_a_retry_that_is_scheduled_during_a_reconcile_pass_survives_the_pa
         await reconciling
         assert FAST_UID in retries._retries
         assert SLOW_UID not in retries._retries
-
-
-def test_two_concurrent_probes_of_the_folder_find_no_fault(tmp_path: Path) -> None:
-    """Readiness and the operator's page probe in separate threads."""
-    specs = ClaimSpecs(tmp_path, "gpu.example.com")
-    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
-    faults: set[str] = set()
-
-    def probe() -> None:
-        for _ in range(2_000):
-            files.probe()
-            faults.add(files.fault)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=probe) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert faults == {""}
 
 
 def test_probes_of_a_hanging_folder_use_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +133,7 @@ async def running_retries(*results: Exception | None) -> AsyncIterator[tuple[Rol
 @pytest.fixture
 def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.0)
+    monkeypatch.setattr(rollback_retries, "_CHECK_INTERVAL", 0.001)
 
 
 @pytest.mark.usefixtures("retry_at_once")
@@ -171,33 +144,12 @@ async def test_one_rollback_of_a_claim_runs_at_a_time_until_it_succeeds(caplog: 
         for uid in "ab":
             retries.failed(uid)
         await wait_until(lambda: sorted(rollbacks.uids) == ["a", "b"])
-        retries._wake.set()
         await asyncio.sleep(0.01)
         assert len(rollbacks.uids) == 2
         rollbacks.go.set()
         await wait_until(lambda: not retries._retries)
         assert len(rollbacks.uids) == 5
     assert caplog.text.count("cannot roll back claim: the records cannot be written") == 2  # once for each claim
-
-
-@pytest.mark.usefixtures("retry_at_once")
-async def test_a_rollback_that_scheduled_its_own_retry_keeps_it_and_logs_itself(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    retries = RollbackRetries(Metrics())
-
-    async def undo_fails(uid: str) -> bool:
-        retries._retries[uid].due = 1e9 + time.monotonic()
-        raise UndoFailedError("the card does not answer")
-
-    task = asyncio.create_task(retries.run(undo_fails))
-    retries.failed("u")
-    await wait_until(lambda: 1e9 < retries._retries["u"].due < math.inf)
-    await asyncio.sleep(0)
-    assert retries._retries["u"].backoff.failures == 1
-    task.cancel()
-    await asyncio.wait([task])
-    assert caplog.text == ""
 
 
 @pytest.mark.usefixtures("retry_at_once")
@@ -209,45 +161,6 @@ async def test_a_stopping_plugin_schedules_no_retry(caplog: pytest.LogCaptureFix
         assert rollbacks.uids == ["u"]
         assert retries._retries["u"].backoff.failures == 1
     assert caplog.text == ""
-
-
-def test_a_pause_ends_with_the_earliest_retry_and_is_at_most_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback_retries, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    retries = RollbackRetries(Metrics())
-    assert retries._pause() == 300.0
-    retries.failed("a", 5)
-    assert retries._pause() == 32.0
-    retries.failed("b", 3)
-    assert retries._pause() == 8.0
-    retries._retries["c"] = rollback_retries._Retry(due=99.0)
-    assert retries._pause() == 0.0
-
-
-def test_the_failures_in_the_record_and_of_this_process_are_counted() -> None:
-    retries = RollbackRetries(Metrics())
-    assert [retries.failed("u"), retries.failed("u", 4), retries.failed("u", 1), retries.failed("u")] == [2, 16, 32, 64]
-
-
-def test_a_text_is_logged_once_for_a_claim_until_the_claim_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
-    retries = RollbackRetries(Metrics())
-    caplog.set_level("INFO")
-    for _ in range(2):
-        retries.log("u", "text %s", 1)
-        retries.log("u", "text %s", 2, level=logging.INFO)
-        retries.log("v", "text %s", 1)
-    assert [(r.levelname, r.getMessage(), r.claim_uid) for r in caplog.records] == [  # type: ignore[attr-defined]
-        ("ERROR", "text 1", "u"), ("INFO", "text 2", "u"), ("ERROR", "text 1", "v")
-    ]  # fmt: skip
-    retries.done("u")
-    for uid in "uv":
-        retries.log(uid, "text %s", 1)
-    assert [r.claim_uid for r in caplog.records[3:]] == ["u"]  # type: ignore[attr-defined]
-
-
-def test_the_log_fields_contain_the_claim_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
-    record = Record("u", "ns", "c", State.UNPREPARING, "boot")
-    RollbackRetries(Metrics()).log("u", "text", claim=record)
-    assert (caplog.records[0].claim, caplog.records[0].claim_uid) == ("ns/c", "u")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

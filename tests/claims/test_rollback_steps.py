@@ -64,19 +64,23 @@ async def test_a_failed_rollback_is_recorded_scheduled_logged_and_counted(
         assert (retries._retries, manager.changes) == ({}, changes + 1)
 
 
-@pytest.mark.parametrize("error", [DriverError("no"), StoppingError("the plugin is shutting down")])
-async def test_a_failed_prepare_that_cannot_be_rolled_back_is_an_event_unless_the_plugin_stops(
-    tmp_path: Path, error: DraError
+@pytest.mark.parametrize("error", [DriverError("second"), StoppingError("the plugin is shutting down")])
+async def test_a_failed_prepare_that_cannot_be_rolled_back_is_scheduled_once_and_an_event_unless_the_plugin_stops(
+    tmp_path: Path, error: DraError, caplog: pytest.LogCaptureFixture
 ) -> None:
     api, driver = FakeApiServer(), BlockingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, driver, api) as manager:
         events = record_events(manager)
         driver.fault = {"prepare": DriverError("first"), "unprepare": error}
-        response = await manager.prepare(ref)
-        assert "first" in str(response)
+        assert "first" in str(await manager.prepare(ref))
         assert [text.partition(":")[0] for _, text in events] == ["RollbackFailed"] * isinstance(error, DriverError)
         assert all("cannot roll back the claim; its devices stay held" in text for _, text in events)
+        assert manager.claims.engine.rollback.retries._retries["a"].backoff.failures == 1
+        assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+            f"cannot roll back claim; its devices stay held: {error}",
+            "cannot prepare claim: DRIVER: first [DRA-E003]",
+        ]
 
 
 async def test_a_failed_prepare_whose_rollback_cannot_be_recorded_is_scheduled_and_logged(
@@ -110,47 +114,6 @@ async def test_the_retry_of_a_claim_without_a_record_is_removed(tmp_path: Path) 
         assert await manager.claims.engine.rollback.tidy("gone") is False
         assert retries._retries == {}
         assert b"dra_rollbacks_failing 0.0" in manager.metrics.text()
-
-
-async def test_a_failed_prepare_whose_rollback_fails_too_is_logged_and_scheduled_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    api, driver = FakeApiServer(), BlockingDriver()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        driver.fault = {"prepare": DriverError("first"), "unprepare": DriverError("second")}
-        await manager.prepare(ref)
-        assert manager.claims.engine.rollback.retries._retries["a"].backoff.failures == 1
-        assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
-            "cannot roll back claim; its devices stay held: second",
-            "cannot prepare claim: DRIVER: first [DRA-E003]",
-        ]
-
-
-@pytest.mark.parametrize("state", [State.PREPARED, State.PREPARING])
-async def test_a_failed_prepare_whose_record_belongs_to_another_instance_is_not_rolled_back(
-    tmp_path: Path, state: State
-) -> None:
-    api, driver = FakeApiServer(), BlockingDriver()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as manager:
-        driver.go.clear()
-        preparing = asyncio.create_task(manager.prepare(ref))
-        await driver.entered.wait()
-
-        def take_over(records: Records) -> None:
-            row = records.read("a")
-            assert isinstance(row, Record)
-            fence, row.state, row.owner = row.fence, state, "1-deadbeef" if state is State.PREPARING else ""
-            row.complete = True
-            assert records.update(row, fence)
-
-        await manager.claims.store.do(take_over)
-        driver.fault["prepare"] = DriverError("no")
-        driver.go.set()
-        response = await preparing
-        assert isinstance(response, DraError) is (state is State.PREPARING)
-        assert await manager.records() == {"a": str(state)}
 
 
 # --- devices of claims from before a reboot ----------------------------------------------------------------
@@ -198,7 +161,7 @@ async def test_a_claim_gets_the_reason_why_a_stale_claim_keeps_its_device(
     async with running_manager(tmp_path, driver, api) as manager:
         await insert_stale_record(manager)
         if isinstance(fault, RecordsError):
-            transitions = manager.claims.engine.context.transitions
+            transitions = manager.claims.engine.transitions
             monkeypatch.setattr(transitions, "free", fail_on_full_disk)
         elif fault:
             driver.fault["unprepare"] = fault
@@ -225,23 +188,6 @@ async def test_unfinished_work_of_a_dead_process_is_rolled_back_before_a_prepare
         assert driver.states == [{"a": "Unpreparing"}, {"a": "Preparing"}]
         (line,) = [r for r in caplog.records if "rolling it back first" in r.getMessage()]
         assert line.levelno == logging.INFO
-
-
-async def test_only_files_without_a_record_are_orphans_and_only_damaged_files_are_restored(tmp_path: Path) -> None:
-    api = FakeApiServer()
-    async with running_manager(tmp_path, PlainDriver(), api) as manager:
-        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        rollback, specs = manager.claims.engine.rollback, manager.claims.files.specs
-        assert rollback.holder_timeout == manager.settings.call_timeout / 2
-        assert await rollback.remove_orphan("a") is False
-        assert await rollback.repair_files("a") is False
-        assert await rollback.repair_files("unknown") is False
-        specs.remove("a")
-        assert await rollback.repair_files("a") is True
-        assert specs.exists("a")
-        await manager.claims.store.do(lambda records: records.forget("a"))
-        assert await rollback.remove_orphan("a") is True
-        assert specs.uids() == []
 
 
 async def test_a_stopping_plugin_starts_no_rollback(tmp_path: Path) -> None:

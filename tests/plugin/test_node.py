@@ -23,7 +23,7 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
-from dra_kubeletplugin.claims.batch_window import BatchWindow
+from dra_kubeletplugin.claims.inflight import BatchWindow
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES
 from dra_kubeletplugin.plugin.grpc.sockets import socket_paths

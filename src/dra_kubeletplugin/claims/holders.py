@@ -13,7 +13,6 @@ from .capacity import Shortage
 from .record import Row, UnreadableRecord
 
 _NAMED = 4  # holders that a message lists
-_TAKES_UNKNOWN = " (amount unknown)"
 
 
 class HeldByError(DeviceHeldError):
@@ -22,13 +21,12 @@ class HeldByError(DeviceHeldError):
     def __init__(self, device: str, holders: Sequence[Row]) -> None:
         self.device = device
         self.holders = holders
-        super().__init__(f"device {device} is still held by claim {_shown(holders[0])}")
-
-
-def _shown(holder: Row) -> str:
-    if isinstance(holder, UnreadableRecord):
-        return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
-    return f"{holder.shown}, which is {holder.state}: the device is free when that claim's pod has stopped"
+        first = holders[0]
+        if isinstance(first, UnreadableRecord):
+            rest = f"whose record cannot be read ({first.reason}): see `dra claims`"
+        else:
+            rest = f"which is {first.state}: the device is free when that claim's pod has stopped"
+        super().__init__(f"device {device} is still held by claim {first.shown}, {rest}")
 
 
 class OverdrawnByError(OverdrawnError):
@@ -37,6 +35,6 @@ class OverdrawnByError(OverdrawnError):
     def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
         self.shortage = shortage
         self.holders = holders
-        shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
+        shown = [f"{h.shown}{' (amount unknown)' if h.uid in shortage.unknown else ''}" for h in holders]
         by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: this amount is free when their pods have stopped"
         super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")

@@ -8,13 +8,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
-import msgspec
-
-from ..base.telemetry.logs import Fields, log_fields, operation_id, set_log_fields
+from ..base.telemetry.logs import set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, describe
 
@@ -22,28 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class Work(enum.Enum):
-    """A kind of work on a claim. A request for the same kind joins work in flight, if the kind is joinable."""
+    """A kind of work on a claim. A request joins work of the same kind in flight, except for ``TIDY``."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
     FREE = "free"  # another claim waits for this claim's devices
     TIDY = "tidy"  # reconciling and metadata updates: each run has its own reason, so it does not join work in flight
-
-    @property
-    def joinable(self) -> bool:
-        return self is not Work.TIDY
-
-
-class _ClaimTask(msgspec.Struct, frozen=True):
-    work: Work
-    task: asyncio.Task[Any]
-
-
-class TaskLog(NamedTuple):
-    """The id and the fields of a task's log lines. A call that joins the task logs the task's failure with them."""
-
-    operation: str
-    fields: Fields
 
 
 class ClaimTasks:
@@ -52,47 +33,36 @@ class ClaimTasks:
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("claims_in_flight", lambda: len(self._last))
         self.ending = False  # True when no new work may start
-        self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the task before it
+        # The newest task of each claim; it waits for the task before it.
+        self._last: dict[str, tuple[Work, asyncio.Task[Any]]] = {}
         self._all: set[asyncio.Task[Any]] = set()
-        # Kept here, and not in the exception: tasks whose records are written together may fail with the same exception.
-        self._logs: WeakKeyDictionary[asyncio.Task[Any], TaskLog] = WeakKeyDictionary()
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._last
-
-    def prepares(self, uid: str) -> bool:
-        """Whether the newest work on a claim is a prepare. Can be called from any thread."""
-        last = self._last.get(uid)
-        return last is not None and last.work is Work.PREPARE
 
     @property
     def uids(self) -> list[str]:
         return list(self._last)
 
-    def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
-        """Returns the task in flight if it does the same ``work`` and can be joined; otherwise a new task, which waits for the task in
-        flight.
+    def prepares(self, uid: str) -> bool:
+        """Whether the newest work on a claim is a prepare. Can be called from any thread."""
+        last = self._last.get(uid)
+        return last is not None and last[0] is Work.PREPARE
 
-        Returns:
-            The task, and whether the claim had no work in flight.
-        """
+    def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+        """Returns the task in flight if the request joins it; otherwise a new task, which waits for the task in flight."""
         before = self._last.get(uid)
-        if before and before.work is work and work.joinable:
-            return before.task, False
+        if before and before[0] is work and work is not Work.TIDY:
+            return before[1]
 
         async def run() -> Any:
             set_log_fields(lambda: {"claim_uid": uid})  # ``do`` adds the claim's name if it knows the name
             if before:
-                await asyncio.wait([before.task])
-            try:
-                return await do()
-            except DraError:
-                self._logs[task] = TaskLog(operation_id(), log_fields())
-                raise
+                await asyncio.wait([before[1]])
+            return await do()
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")
-        current = _ClaimTask(work, task)
-        self._last[uid] = current
+        self._last[uid] = current = (work, task)
         self._all.add(task)
 
         def finished(done: asyncio.Task[Any]) -> None:
@@ -103,11 +73,7 @@ class ClaimTasks:
                 done.exception()  # retrieved, so that asyncio does not log an exception that no caller awaits
 
         task.add_done_callback(finished)
-        return task, before is None
-
-    def log_of(self, task: asyncio.Task[Any]) -> TaskLog | None:
-        """Returns the log context of a task that failed with :class:`DraError`; else None."""
-        return self._logs.get(task)
+        return task
 
     async def end(self, grace: float) -> None:
         """Waits up to ``grace`` seconds for work in flight, then cancels the remaining work. The next process rolls it back.
@@ -118,10 +84,9 @@ class ClaimTasks:
         if self._all:
             log.info("stopping; waiting for claims in flight: %d", len(self._last))
             await asyncio.wait(self._all, timeout=grace)
-        unfinished = set(self._all)
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
+        if unfinished := set(self._all):
+            for task in unfinished:
+                task.cancel()
             _, stuck = await asyncio.wait(unfinished, timeout=1)
             names = ", ".join(sorted(t.get_name() for t in unfinished))
             log.warning(
@@ -129,6 +94,31 @@ class ClaimTasks:
             )
             if stuck:
                 log.warning("unfinished work ignores its cancellation: %d claims", len(stuck))
+
+
+class BatchWindow:
+    """Lets the claims of one call reach the record thread together, so that their records are one write.
+
+    It opens when each claim waits or has left, or when one has waited for ``max_wait`` seconds.
+    """
+
+    def __init__(self, uids: Iterable[str], max_wait: float = 0.25) -> None:
+        self._missing = set(uids)
+        self._max_wait = max_wait
+        self._open = asyncio.Event()
+
+    def leave(self, uid: str) -> None:
+        self._missing.discard(uid)
+        if not self._missing:
+            self._open.set()
+
+    async def wait(self, uid: str) -> None:
+        self.leave(uid)
+        try:
+            async with asyncio.timeout(self._max_wait):
+                await self._open.wait()
+        except TimeoutError:
+            self._open.set()
 
 
 def as_dra_error(e: BaseException) -> DraError:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..base.backoff import Backoff
 from ..base.threads import in_own_thread
 from ..cdi import ClaimSpecs
-from ..devices.pool_state import Held
-from ..driver import MetadataUpdate
 from ..errors import DraError, RecordsError
 from ..kube.event_recorder import EventRecorder
 from .alerts import Alerts
-from .claim_fields import ClaimIdentity
 from .claim_files import ClaimFiles
-from .context import ClaimContext, PluginContext
+from .context import PluginContext
 from .device_status import DeviceStatusReporter
-from .engine import ClaimOutcome, Engine
-from .inflight import ClaimTasks
+from .engine import Engine
 from .instance_lock import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
-from .processes import ClaimProcesses, ProcessWatcher
+from .processes import ProcessWatcher
 from .reconcile import Reconciler
 from .record import Record, Row, UnreadableRecord
 from .recovery import Recovery
@@ -33,10 +28,8 @@ from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
 from .running_pods import ClaimPods
-from .shared_steps import SharedSteps
 from .store.folder import ClaimFolder
 from .store.store import RecordStore
-from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -69,72 +62,37 @@ class ClaimManager:
     ) -> None:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
-        driver, client, name = plugin.driver, plugin.client, settings.driver_name
+        driver, calls, client, inventory = plugin.driver, plugin.calls, plugin.client, plugin.inventory
+        name, node = settings.driver_name, settings.node_name
+        events = events or EventRecorder(client, name, node, metrics)
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
-        self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
         self.store = RecordStore(
             ClaimFolder(settings.records_path, specs, process, boot_id, settings.lock_timeout, metrics)
         )
-        transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
-        self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
-        slices = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
+        rollback = Rollback(plugin, process, boot_id, self.store, self.files, events, changed)
+        self.tasks = rollback.tasks
         refuse = settings.unhealthy_policy == "refuse"
-        verifier = Verifier(client, plugin.inventory, slices, driver, name, refuse_unhealthy=refuse)
-        events = events or EventRecorder(client, name, settings.node_name, metrics)
-        shared = SharedSteps(driver, plugin.calls, settings, self.store, boot_id, self.files.note)
-        processes = ClaimProcesses(driver, plugin.calls, settings, process)
-        pods = ClaimPods(
-            settings.pod_resources_socket, events, settings.node_name, metrics, settings.reconcile_grace_period
-        )
-        context = ClaimContext(
-            driver,
-            plugin.calls,
-            settings,
-            metrics,
-            self.store,
-            self.files,
-            transitions,
-            self.tasks,
-            shared,
-            processes,
-            pods,
-            changed,
-        )
-        rollback = Rollback(context, events)
-        self.engine = Engine(context, verifier, rollback, self.reports)
-        self.reconciler = Reconciler(context, rollback, verifier)
-        self.recovery = Recovery(driver, plugin.calls, self.store, boot_id)
-        self._updates = MetadataUpdates(context)
-        self.alerts = Alerts(
-            events, plugin.inventory, settings.node_name, self.store.everything, self.store.folder.report
-        )
+        slices = SliceLookup(client, name, node, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, slices, driver, name, refuse_unhealthy=refuse)
+        self.pods = ClaimPods(settings.pod_resources_socket, events, node, metrics, settings.reconcile_grace_period)
+        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics)
+        self.engine = Engine(rollback, verifier, self.pods, self.reports, settings)
+        self.reconciler = Reconciler(rollback, verifier, self.pods, settings)
+        self._updates = MetadataUpdates(self.store, self.files, rollback.transitions, self.tasks, settings)
+        self.recovery = Recovery(driver, calls, self.store, boot_id)
+        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report)
         self._processes = (
-            ProcessWatcher(processes, boot_id, self.store.everything, events, metrics, health_changed)
+            ProcessWatcher(rollback.processes, boot_id, self.store.everything, events, metrics, health_changed)
             if driver.processes
             else None
         )
-        self._startup: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
-
-    # --- calls of the kubelet -------------------------------------------------------------------
-
-    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
-        """See :meth:`Engine.prepare`."""
-        return await self.engine.prepare(refs)
-
-    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
-        """See :meth:`Engine.unprepare`."""
-        return await self.engine.unprepare(refs)
-
-    def kubelet_registered(self) -> None:
-        """Call it whenever a kubelet has registered the plugin."""
-        self.reconciler.context.pods.restart_grace_periods()
-
-    # --- calls of the driver --------------------------------------------------------------------
-
-    def update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
-        """See :meth:`Driver.update_metadata`."""
-        return self._updates.begin(update)
+        self._startup: list[asyncio.Task[None]] = []  # startup tasks that continue after :meth:`open`
+        # What the kubelet's service, the driver and the device discovery call.
+        self.prepare, self.unprepare = self.engine.prepare, self.engine.unprepare
+        self.kubelet_registered = self.pods.restart_grace_periods
+        self.update_metadata = self._updates.begin
+        self.held = self.store.held
 
     # --- lifespan -------------------------------------------------------------------------------
 
@@ -149,15 +107,20 @@ class ClaimManager:
         first = self.reconciler.once(ask_server=False)
         await self._begin("rolling back claims that a crash left unfinished", first)
 
-    async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work, name=what)
+    async def _begin(self, what: str, work: Awaitable[object]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except DraError as e:
+                log.error("a step of the start failed, so claims cannot be prepared or unprepared: %s: %s", what, e)
+            except Exception as e:
+                log.critical("a step of the start failed unexpectedly: %s", what, exc_info=e)
+
+        task = asyncio.create_task(run(), name=what)
         self._startup.append(task)
         done, _ = await asyncio.wait([task], timeout=_START_TIMEOUT)
         if not done:
             log.warning("a step of the start takes long and continues in the background: %s", what)
-            task.add_done_callback(_log_result)
-        else:
-            _log_result(task)
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Returns the background tasks by name. They never end."""
@@ -211,13 +174,6 @@ class ClaimManager:
 
     # --- current state --------------------------------------------------------------------------
 
-    async def held(self) -> Held:
-        """Returns the devices that claims hold, see :meth:`Inventory.update`.
-
-        Raises :class:`RecordsError`.
-        """
-        return await self.store.held()
-
     def process_faults(self) -> Mapping[str, str]:
         """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
         return self._processes.faults if self._processes else {}
@@ -237,28 +193,24 @@ class ClaimManager:
 
     async def faults(self) -> list[str]:
         """Returns the reasons why claims cannot be prepared now. If a write has failed before, it first tests the disk again."""
-        if self.store.fault:
-            with contextlib.suppress(RecordsError, TimeoutError):
-                async with asyncio.timeout(_PROBE_TIMEOUT):
-                    await self.store.probe()
-        if self.files.fault:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PROBE_TIMEOUT):
-                    await in_own_thread(self.files.probe)
+        for failed, probe in (
+            (self.store.fault, self.store.probe),
+            (self.files.fault, lambda: in_own_thread(self.files.probe)),
+        ):
+            if failed:
+                with contextlib.suppress(RecordsError, TimeoutError):
+                    async with asyncio.timeout(_PROBE_TIMEOUT):
+                        await probe()
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     def failing_prepares(self) -> list[str]:
         """Returns a sentence for each claim that cannot be prepared now."""
-        failing = list(self.reconciler.context.pods.failing_prepares())
-        more = len(failing) - _MAX_NOTES
-        return failing[:_MAX_NOTES] + (
-            [f"{more} more claims cannot be prepared: see the plugin's log"] if more > 0 else []
-        )
+        return _first(list(self.pods.failing_prepares()), "prepared: see the plugin's log")
 
     async def notes(self) -> list[str]:
         """Returns further notes for operators: failing rollbacks, repairs, deleted claims in use, and unreadable records."""
         out = [*self.store.folder.report, *self.recovery.report]
-        out += self.reconciler.context.pods.notes
+        out += self.pods.notes
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         out += self._processes.notes if self._processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):
@@ -274,26 +226,22 @@ class ClaimManager:
         self.metrics.set("records_healthy", int(not self.store.fault))
 
 
-def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
-    """Yields a sentence for each unreadable record and each failing rollback."""
-    yield from (
+def _notes_of(rows: Sequence[Row]) -> list[str]:
+    """Returns a sentence for each unreadable record and each failing rollback."""
+    unreadable = [
         f"the record of claim {row.shown} cannot be read: {row.reason}"
         for row in rows
         if isinstance(row, UnreadableRecord)
-    )
-    failing = [(row, note) for row in rows if isinstance(row, Record) and (note := retry_note(row))]
-    for row, note in failing[:_MAX_NOTES]:
-        yield f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
-    if len(failing) > _MAX_NOTES:
-        yield f"{len(failing) - _MAX_NOTES} more claims cannot be rolled back: see `dra claims` on the node"
+    ]
+    failing = [
+        f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
+        for row in rows
+        if isinstance(row, Record) and (note := retry_note(row))
+    ]
+    return unreadable + _first(failing, "rolled back: see `dra claims` on the node")
 
 
-def _log_result(task: asyncio.Task[object]) -> None:
-    """Logs the failure of a startup task."""
-    error = None if task.cancelled() else task.exception()
-    if isinstance(error, DraError):
-        log.error(
-            "a step of the start failed, so claims cannot be prepared or unprepared: %s: %s", task.get_name(), error
-        )
-    elif error is not None:
-        log.critical("a step of the start failed unexpectedly: %s", task.get_name(), exc_info=error)
+def _first(notes: list[str], what: str) -> list[str]:
+    """Returns the first notes, and how many more claims there are."""
+    more = len(notes) - _MAX_NOTES
+    return notes[:_MAX_NOTES] + ([f"{more} more claims cannot be {what}"] if more > 0 else [])

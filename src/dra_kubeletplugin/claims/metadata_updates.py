@@ -13,14 +13,17 @@ import threading
 from collections.abc import Awaitable
 
 from ..base.json_types import JSON
+from ..base.settings import Settings
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, DriverError, MetadataUpdateError, RecordsError, StoppingError, printable
 from ..metadata.paths import base_request
-from .context import ClaimContext
-from .inflight import Work, as_dra_error
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks, Work, as_dra_error
 from .metadata_files import MAX_ATTRIBUTES, generation
 from .record import Record, State
 from .store.records import Records
+from .store.store import RecordStore
+from .transitions import Transitions
 from .undo_steps import CallOnLoop
 
 log = logging.getLogger(__name__)
@@ -30,10 +33,15 @@ _EXTRA_WAIT = 5.0  # seconds beyond the timeout until a blocked thread raises: t
 class MetadataUpdates:
     """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
-    def __init__(self, context: ClaimContext) -> None:
-        self.context = context
+    def __init__(
+        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, settings: Settings
+    ) -> None:
+        self.store = store
+        self.files = files
+        self.transitions = transitions
+        self.tasks = tasks
         # A prepare may await an update of its own claim. The update must fail before the kubelet's call times out.
-        self.timeout = context.settings.call_timeout / 2
+        self.timeout = settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int
 
@@ -61,9 +69,9 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate) -> int:
         """Applies an update as in-flight work of its claim, and returns the file's new generation. Raises :class:`DraError`."""
         try:
-            if self.context.tasks.ending:
+            if self.tasks.ending:
                 raise StoppingError("update_metadata(): the plugin is shutting down")
-            task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._update(update))
+            task = self.tasks.start(update.uid, Work.TIDY, lambda: self._update(update))
             await asyncio.wait({task}, timeout=self.timeout)
             if not task.done():
                 raise ClaimBusyError(
@@ -83,8 +91,8 @@ class MetadataUpdates:
         return found
 
     async def _update(self, update: MetadataUpdate) -> int:
-        await self.context.store.do(lambda records: self._record(records, update))
-        done = await self.context.store.do(lambda records: self._write(records, update))
+        await self.store.do(lambda records: self._record(records, update))
+        done = await self.store.do(lambda records: self._write(records, update))
         log.info("updated device metadata", extra={"request": update.request, "generation": done})
         return done
 
@@ -95,13 +103,13 @@ class MetadataUpdates:
         record.metadata = updated(record, update)
         if record.metadata is not before:
             records.update(record, fence)
-            self.context.files.note(record)
+            self.files.note(record)
 
     def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
         record = self._prepared(records, update)
         try:
-            self.context.files.put_metadata(record)
+            self.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
                 f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
@@ -109,7 +117,7 @@ class MetadataUpdates:
         return generation(record, update.request)
 
     def _prepared(self, records: Records, update: MetadataUpdate) -> Record:
-        transitions = self.context.transitions
+        transitions = self.transitions
         record = transitions.readable(records.read(update.uid))
         if record is not None and transitions.is_prepared(record):
             return record

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields, operation
 from ..base.threads import in_own_thread
 from ..errors import (
@@ -27,9 +28,9 @@ from ..errors import (
     printable,
 )
 from .claim_fields import ClaimIdentity
-from .context import ClaimContext
 from .record import Record, State
 from .rollback import Rollback
+from .running_pods import ClaimPods
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,13 @@ class Reconciler:
     It waits for the work that it starts at most as long as the kubelet waits for a call.
     """
 
-    def __init__(self, context: ClaimContext, rollback: Rollback, verifier: Verifier) -> None:
-        self.context = context
+    def __init__(self, rollback: Rollback, verifier: Verifier, pods: ClaimPods, settings: Settings) -> None:
         self.rollback = rollback
         self.verifier = verifier
+        self.pods = pods
+        self.settings = settings
+        self.store, self.files, self.transitions = rollback.store, rollback.files, rollback.transitions
+        self.tasks, self.metrics = rollback.tasks, rollback.metrics
 
     async def run(self, interval: float) -> None:
         """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
@@ -79,29 +83,29 @@ class Reconciler:
         """
         report = ReconcileReport()
         with operation():
-            records = await self.context.store.all()
+            records = await self.store.all()
             # Unfinished work of dead processes, and rollbacks that failed.
             unfinished = [r.uid for r in records if r.state is not State.PREPARED]
             await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
-            prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
+            prepared = [r.uid for r in records if self.transitions.is_prepared(r)]
             await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
-            if not await self.context.store.recovering():  # until then, the driver may still report claims
+            if not await self.store.recovering():  # until then, the driver may still report claims
                 orphans = await in_own_thread(self._orphans, {r.uid for r in records})
                 await self._all(orphans, self.rollback.remove_orphan, report.files_removed, report)
             if ask_server:
                 ended = {r.uid: r for r in await self._ended(records, report)}
                 await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
             for action, uids in vars(report).items():
-                self.context.metrics.inc("reconcile_actions_total", len(uids), action=action)
+                self.metrics.inc("reconcile_actions_total", len(uids), action=action)
             level = logging.INFO if any(vars(report).values()) else logging.DEBUG
             log.log(level, "reconciled: %s" if ask_server else "reconciled at start: %s", report)
         return report
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Returns claims with files but no record. Also removes temporary files of writers that died."""
-        files = self.context.files
+        files = self.files
         try:
-            files.specs.clean(self.context.transitions.process.alive)
+            files.specs.clean(self.transitions.process.alive)
             return sorted(files.uids() - known)
         except OSError as e:
             shown = printable(e.filename or files.specs.root)
@@ -116,13 +120,13 @@ class Reconciler:
         """
         gone: list[Record] = []
         unreadable: list[ApiUnavailableError] = []
-        deadline = time.monotonic() + self.context.settings.call_timeout
+        deadline = time.monotonic() + self.settings.call_timeout
         for record in records:
-            if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
+            if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
                 continue
             try:
                 if await self._is_live(record, report.waiting):
-                    self.context.pods.set_live(record)
+                    self.pods.set_live(record)
                 else:
                     gone.append(record)
             except ApiUnavailableError as e:
@@ -131,9 +135,9 @@ class Reconciler:
                     break  # the API server does not respond, and each request waits for its timeout
         if unreadable:
             log.warning("cannot read claims from the API server: %d, for example: %s", len(unreadable), unreadable[0])
-        ended = await self.context.pods.ended(gone, records)
+        ended = await self.pods.ended(gone, records)
         if ended and await self._kubelet_is_away():
-            self.context.pods.restart_grace_periods()
+            self.pods.restart_grace_periods()
             ended = []
         report.waiting += [r.uid for r in gone if r not in ended]
         return ended
@@ -158,7 +162,7 @@ class Reconciler:
 
     async def _reclaim(self, record: Record) -> bool:
         async def is_over() -> bool:
-            if not self.context.pods.is_unused(record) or await self._is_live(record, []):
+            if not self.pods.is_unused(record) or await self._is_live(record, []):
                 return False  # a kubelet registered meanwhile, or the claim has its devices again
             log.warning(
                 "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it",
@@ -186,7 +190,7 @@ class Reconciler:
 
         async def one(uid: str) -> None:
             try:
-                async with asyncio.timeout(self.context.settings.call_timeout):
+                async with asyncio.timeout(self.settings.call_timeout):
                     if await work(uid):
                         done.append(uid)
             except (TimeoutError, StoppingError):  # a timeout ends only the waiting: the work is shielded
@@ -198,5 +202,5 @@ class Reconciler:
 
         async with asyncio.TaskGroup() as group:
             for uid in uids:
-                if uid not in self.context.tasks:
+                if uid not in self.tasks:
                     group.create_task(one(uid))

@@ -7,7 +7,6 @@ wait for the pause. Each distinct text about a claim is logged once until the cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -24,10 +23,11 @@ from .record import Record, State
 
 log = logging.getLogger(__name__)
 _FIRST, _LONGEST = 2.0, 300.0  # seconds between two tries
+_CHECK_INTERVAL = 0.5  # seconds between checks whether a try is due
 
 
 class _Retry(msgspec.Struct):
-    backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(_FIRST, _LONGEST))
+    backoff: Backoff
     due: float = math.inf  # by time.monotonic(); infinite during a try
 
 
@@ -38,7 +38,6 @@ class RollbackRetries:
         metrics.measure("rollbacks_failing", lambda: len(self._retries))
         self._retries: dict[str, _Retry] = {}  # by claim UID
         self._logged = LogOnce()
-        self._wake = asyncio.Event()
 
     def failed(self, uid: str, attempts: int = 0) -> float:
         """Schedules the next try.
@@ -50,11 +49,10 @@ class RollbackRetries:
         Returns:
             The pause in seconds.
         """
-        retry = self._retries.setdefault(uid, _Retry())
+        retry = self._retries.setdefault(uid, _Retry(Backoff(_FIRST, _LONGEST)))
         retry.backoff.failures = max(retry.backoff.failures, attempts - 1)
         pause = retry.backoff.next()
         retry.due = time.monotonic() + pause
-        self._wake.set()
         return pause
 
     def done(self, uid: str) -> None:
@@ -63,12 +61,7 @@ class RollbackRetries:
         self._logged.forget(uid)
 
     def log(
-        self,
-        uid: str,
-        message: str,
-        *values: object,
-        level: int = logging.ERROR,
-        claim: Record | None = None,
+        self, uid: str, message: str, *values: object, level: int = logging.ERROR, claim: Record | None = None
     ) -> None:
         """Logs ``message`` unless it was logged for this claim before.
 
@@ -86,32 +79,24 @@ class RollbackRetries:
         Args:
             roll_back: rolls back the claim with this UID and calls :meth:`done`. It raises :class:`DraError` if that fails.
         """
+
+        async def try_again(uid: str, retry: _Retry) -> None:
+            try:
+                await roll_back(uid)
+            except StoppingError:
+                pass  # the next process rolls it back
+            except DraError as e:
+                if self._retries.get(uid) is retry and retry.due == math.inf:  # it failed before the rollback began
+                    self.log(uid, "cannot roll back claim: %s", e)
+                    self.failed(uid)
+
         async with asyncio.TaskGroup() as tasks:
             while True:
-                self._wake.clear()
-                now = time.monotonic()
-                for uid in [uid for uid, retry in self._retries.items() if retry.due <= now]:
-                    self._retries[uid].due = math.inf
-                    tasks.create_task(self._retry(uid, roll_back), name=f"roll back {uid}")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause()):
-                        await self._wake.wait()
-
-    def _pause(self) -> float:
-        """Returns the seconds until a try is due, at most the longest pause."""
-        due = min((retry.due for retry in self._retries.values()), default=math.inf)
-        return min(_LONGEST, max(0.0, due - time.monotonic()))
-
-    async def _retry(self, uid: str, roll_back: Callable[[str], Awaitable[bool]]) -> None:
-        try:
-            await roll_back(uid)
-        except StoppingError:
-            pass  # the next process rolls it back
-        except DraError as e:
-            retry = self._retries.get(uid)
-            if retry and retry.due == math.inf:  # the rollback set no new time, because it failed before it began
-                self.log(uid, "cannot roll back claim: %s", e)
-                self.failed(uid)
+                for uid, retry in self._retries.items():
+                    if retry.due <= time.monotonic():
+                        retry.due = math.inf
+                        tasks.create_task(try_again(uid, retry), name=f"roll back {uid}")
+                await asyncio.sleep(_CHECK_INTERVAL)
 
 
 def retry_note(record: Record) -> str:

@@ -58,22 +58,20 @@ class Prepare(_OfRecord, frozen=True):
 
 
 class AlreadyPrepared(_OfRecord, frozen=True):
-    """The claim is prepared and its record is valid. ``intact`` is True if its files are known to match the record."""
+    """The claim is prepared and its record is valid. ``restored`` is True if files of the claim were written again."""
 
-    intact: bool = False
+    restored: bool = False
 
 
 class RollBack(_OfRecord, frozen=True):
     """The claim is marked and owned by this process: roll it back, then decide again.
 
-    ``fault`` is why the claim's CDI spec could not be removed; None if it was removed.
+    ``fault`` is why the claim's CDI spec could not be removed; None if it was removed. ``done`` is True if the driver has nothing to
+    undo, so that the record is deleted already.
     """
 
     fault: DraError | None = None
-
-
-class RolledBack(_OfRecord, frozen=True):
-    """The claim was rolled back completely: the driver had nothing to undo."""
+    done: bool = False
 
 
 class InProgress(_OfRecord, frozen=True):
@@ -90,7 +88,7 @@ class NothingToDo(msgspec.Struct, frozen=True):
     """This process has nothing to do for the claim: no record, another owner, or a record that changed meanwhile."""
 
 
-Decision = Prepare | AlreadyPrepared | RollBack | RolledBack | InProgress | StaleHolders | NothingToDo
+Decision = Prepare | AlreadyPrepared | RollBack | InProgress | StaleHolders | NothingToDo
 
 
 class Transitions:
@@ -101,10 +99,7 @@ class Transitions:
         node: the node's name; empty if it is not known.
     """
 
-    def __init__(
-        self, driver: str, process: InstanceLock, boot_id: str, prepares: Callable[[str], bool], node: str = ""
-    ) -> None:
-        self.driver = driver
+    def __init__(self, process: InstanceLock, boot_id: str, prepares: Callable[[str], bool], node: str = "") -> None:
         self.process = process
         self.boot_id = boot_id
         self.prepares = prepares
@@ -241,22 +236,16 @@ class Transitions:
 
     def reclaim(self, records: Records, seen: Record) -> Decision:
         """Decides for a prepared claim that the API server no longer has. Its record must be unchanged since ``seen`` was read."""
-        row = records.read(seen.uid)
-        if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
-            return NothingToDo()
-        return self._mark(records, row) if row.fence == seen.fence else NothingToDo()
+        version = (seen.created, seen.updated, seen.fence)
+        return self._mark_if(records, seen.uid, lambda r: (r.created, r.updated, r.fence) == version)
 
     def tidy(self, records: Records, uid: str) -> Decision:
         """Decides for unfinished work of a dead process, or a failed rollback. Prepared claims are left alone."""
-        row = records.read(uid)
-        if not isinstance(row, Record) or row.state is State.PREPARED or self.has_other_owner(row):
-            return NothingToDo()
-        return self._mark(records, row)
+        return self._mark_if(records, uid, lambda r: r.state is not State.PREPARED and not self.has_other_owner(r))
 
     def free(self, records: Records, uid: str) -> Decision:
         """Decides again for a claim whose hold seemed stale."""
-        row = records.read(uid)
-        return self._mark(records, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
+        return self._mark_if(records, uid, self._may_free)
 
     def is_prepared(self, record: Record) -> bool:
         """Whether a repeated prepare can return the recorded response: prepared in this boot, with its CDI edits known."""
@@ -280,9 +269,12 @@ class Transitions:
         return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:
-        if self.has_other_owner(holder):
-            return False
-        return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
+        is_in_use = holder.boot_id == self.boot_id and holder.state is State.PREPARED
+        return not is_in_use and not self.has_other_owner(holder)
+
+    def _mark_if(self, records: Records, uid: str, is_due: Callable[[Record], bool]) -> Decision:
+        row = records.read(uid)
+        return self._mark(records, row) if isinstance(row, Record) and is_due(row) else NothingToDo()
 
     def _mark(self, records: Records, found: Record) -> Decision:
         fence = found.fence

@@ -142,7 +142,7 @@ async def test_a_record_in_progress_is_restored_with_its_holds_when_its_file_is_
 def make_transitions(folder: Path, boot: str = "boot") -> Transitions:
     process = InstanceLock(folder)
     process.acquire()
-    return Transitions(DRIVER, process, boot, lambda uid: False)
+    return Transitions(process, boot, lambda uid: False)
 
 
 @given(new_state=st.sampled_from(["prepared", "gone", "taken over"]))
@@ -207,7 +207,7 @@ async def test_a_prepare_waits_for_a_device_of_a_claim_that_is_being_rolled_back
 ) -> None:
     api = FakeApiServer()
     async with manager_after_reboot(tmp_path, api) as (manager, driver):
-        transitions, checked_uids = manager.claims.engine.context.transitions, set[str]()
+        transitions, checked_uids = manager.claims.engine.transitions, set[str]()
         begin = transitions.begin
 
         def begin_and_record(records: Records, record: Record, *args: Any) -> Any:

@@ -14,9 +14,9 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record
-from dra_kubeletplugin.claims.batch_window import BatchWindow
 from dra_kubeletplugin.claims.claim_files import read_note
 from dra_kubeletplugin.claims.holders import HeldByError
+from dra_kubeletplugin.claims.inflight import BatchWindow
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
