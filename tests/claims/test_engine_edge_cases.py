@@ -48,6 +48,7 @@ def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: py
     (path / "u.json").write_bytes(b"x")
     monkeypatch.setattr(os, "pread", fail)
     monkeypatch.setattr(os, "read", fail)
+    monkeypatch.setattr(os, "unlink", fail)
     descriptors = []
     for _ in range(2):  # the first round opens files that the process keeps
         for command in (lambda: offline.read_rows(path), lambda: offline.forget(path, 1, "u")):

@@ -24,6 +24,7 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2_grpc,
 )
 from dra_kubeletplugin.claims.inflight import BatchWindow
+from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES
 from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
@@ -467,7 +468,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_transactio
         await wait_until(lambda: len(cls.calls) == 4)
         assert batch_sizes == [4]
         busy = threading.Event()
-        blocking_task = asyncio.create_task(store.run(lambda: busy.wait(60)))
+        blocking_task = asyncio.create_task(store.do(lambda _: busy.wait(60), Mode.READ))
         cls.block.set()
         await wait_until(
             lambda: file_operations == 4
