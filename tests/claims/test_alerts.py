@@ -117,7 +117,7 @@ async def test_each_repair_of_the_records_is_one_event_on_the_node(setup: Setup)
     setup.repaired.append("second")
     for _ in range(2):
         await setup.alerts.check()
-    assert setup.events.node == [("node-1", "RecordsSetAside", "first"), ("node-1", "RecordsSetAside", "second")]
+    assert setup.events.node == [("node-1", "RecordsDamaged", "first"), ("node-1", "RecordsDamaged", "second")]
 
 
 @pytest.fixture

@@ -606,7 +606,7 @@ async def repair_reports(node: DriverNode[Any], words: str, event: str = "") -> 
     """Waits until /readyz contains ``words``, and an event of the node too, or ``event``. Returns the lines and the events."""
     seen = await wait_for_readiness_line(node, words)
     await node.plugin.claims.alerts.check()
-    return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsSetAside", event or words)]
+    return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsDamaged", event or words)]
 
 
 async def record_file(node: DriverNode[Any], pod: str = "pod") -> Path:

@@ -121,8 +121,8 @@ async def test_an_unreadable_record_and_repaired_records_are_reported() -> None:
         )
         node.plugin.claims.store.folder.report.append("the records were damaged")
         await node.plugin.claims.alerts.check()
-        await wait_until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
-        (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")
+        await wait_until(lambda: events_of(node.cluster.api.storage, "RecordsDamaged"))
+        (event,) = events_of(node.cluster.api.storage, "RecordsDamaged")
         assert event["involvedObject"]["kind"] == "Node"
 
 

@@ -28,6 +28,6 @@ async def test_a_namespace_that_rejects_events_does_not_affect_other_namespaces(
     ending, other = (claim_subject(ns, "c", f"uid-{ns}") for ns in ("ending", "other"))
     assert not await events.write(ending, "UnprepareFailed", "a")
     assert await events.write(other, "UnprepareFailed", "a")
-    assert await events.write(node_subject("n"), "RecordsSetAside", "a")
+    assert await events.write(node_subject("n"), "RecordsDamaged", "a")
     assert not await events.write(ending, "UnprepareFailed", "b")
     assert server.requests == ["ending", "other", "default"]

@@ -62,7 +62,7 @@ class Alerts:
     async def check(self) -> None:
         """Records events for faults that are new since the last check. Raises :class:`RecordsError`."""
         for sentence in self._repaired[self._reported_repairs :]:
-            self._events.warn(self._node, "RecordsSetAside", sentence)
+            self._events.warn(self._node, "RecordsDamaged", sentence)
         self._reported_repairs = len(self._repaired)
         found = {alert for row in await self._rows() for alert in self._faults(row)}
         for alert in sorted(found - self._reported):

@@ -1,6 +1,6 @@
 """Writes and removes a claim's files: the CDI spec, the metadata files, and a note with the claim's record.
 
-A note is a copy of the record. If the record's file is lost or damaged, it is written again from the note.
+A note is a copy of the record. If the record's file is lost, damaged or older, it is written again from the note.
 """
 
 from __future__ import annotations

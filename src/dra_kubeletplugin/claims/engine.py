@@ -191,7 +191,7 @@ class Engine:
                     return prepared_result(found)
                 case RollBack(found):
                     self.rollback.retries.log(
-                        found.uid, "the claim has an unfinished record: rolling it back first", level=logging.INFO
+                        found.uid, "the claim's record cannot be used: rolling it back first", level=logging.INFO
                     )
                     await self.rollback.undo(decision)
                 case StaleHolders(holders):
@@ -218,7 +218,8 @@ class Engine:
             verifying.cancel()  # if the task has failed meanwhile, asyncio does not log its exception after this call
 
     async def _prepare_new(self, record: Record, ref: ClaimIdentity, verified: VerifiedClaim) -> Record:
-        """Calls the driver, writes the files and commits. Returns the committed record. If this fails, the claim is rolled back.
+        """Calls the driver, writes the files and commits. Returns the committed record. If this fails, the claim is rolled back; if the
+        plugin stops, the next start does that.
 
         There is no rollback if another instance owns the claim now, or if the record was committed after all.
         """
@@ -235,7 +236,7 @@ class Engine:
             await self.store.do(update, Mode.SYNC)
 
         def commit(records: Records) -> None:
-            update(records)
+            update(records)  # in memory; the file of the record is written last, when this function has returned
             self.files.put(record)
             self.files.note(record)
 

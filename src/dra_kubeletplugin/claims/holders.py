@@ -1,6 +1,6 @@
 """Errors for a claim that needs devices, counters or capacity that other claims hold. Each error names the other claims.
 
-`store/records.py` raises them when a transaction of `transitions.py` adds a record.
+They are raised while a transaction of `transitions.py` adds a record.
 """
 
 from __future__ import annotations

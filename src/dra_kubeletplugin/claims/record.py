@@ -48,7 +48,7 @@ class Record(msgspec.Struct):
         cdi: the claim's CDI spec.
         metadata: the content of its metadata files.
         operation: the id of the operation that prepared it, as in the log.
-        complete: whether the driver's prepare has returned.
+        complete: whether the claim was committed as prepared.
         recovered: whether the driver's ``recover()`` reported the claim, so that only its devices are known, and not its CDI edits.
         superseded: whether another claim has a device of the claim: the driver is not called to undo the claim.
         undone: whether unprepare and all undo steps have succeeded, and only shared steps remain.

@@ -1,6 +1,7 @@
 """Rolls back claims. The order is always:
 
-1. Mark the record, then remove the CDI spec and the metadata files.
+1. In one transaction, mark the record and remove the CDI spec and the metadata files. The mark reaches the disk last: a kill before that
+   leaves a prepared claim, whose files the next start writes again.
 2. Call ``unprepare``, then the undo steps and the ends of processes, newest first (`undo_steps.py`). All of them run, also after a failure.
 3. End the use of shared steps, newest first. The last user of a step tears its state down (`shared_steps.py`).
 4. Delete the note, then the record. The devices are then free.

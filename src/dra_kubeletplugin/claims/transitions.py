@@ -1,6 +1,6 @@
 """Decides the next step for a claim from its record, and marks the record that is to be rolled back.
 
-The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
+The decision and the mark are one transaction, so nothing changes in between. A decision changes only records.
 If another claim holds a device, a prepare fails with :class:`.HeldByError`. Of two simultaneous prepares, the second transaction finds
 the record of the first.
 
@@ -64,7 +64,7 @@ class AlreadyPrepared(_OfRecord, frozen=True):
 
 
 class RollBack(_OfRecord, frozen=True):
-    """The claim is marked and owned by this process: roll it back, then decide again.
+    """The claim is marked and owned by this process: roll it back; a prepare then decides again.
 
     ``fault`` is why the claim's CDI spec could not be removed; None if it was removed. ``done`` is True if the driver has nothing to
     undo, so that the record is deleted already.

@@ -382,10 +382,10 @@ class PreparedClaim:
     Attributes:
         namespace: namespace of the ResourceClaim; empty if :meth:`Driver.recover` did not know it.
         name: name of the ResourceClaim; empty if :meth:`Driver.recover` did not know it.
-        devices: the devices that prepare returned, with their ``data``, without edits, status and metadata. If prepare did not return:
-            the allocated devices, without ``data``.
-        complete: False if prepare did not finish, so any part of it may have happened. It can also be False if the record was lost and
-            :meth:`Driver.recover` reported the claim.
+        devices: the devices that prepare returned, with their ``data``, without edits, status and metadata. If the claim was not
+            committed: the allocated devices, without ``data``.
+        complete: False if the claim was not committed as prepared, so any part of prepare may have happened. It can also be False if the
+            record was lost and :meth:`Driver.recover` reported the claim.
         same_boot: False if the node was rebooted since prepare; state in memory and in /sys is lost then.
     """
 

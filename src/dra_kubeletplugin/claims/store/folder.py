@@ -3,7 +3,8 @@
 Each instance keeps all records in memory. Before each decision, it reads the files that have changed. No instance changes a file in place
 (`files.py`), so a file that is damaged was damaged by something else. What happens then:
 
-- A file that was removed, or damaged in place, is written again from memory; or else from the claim's note (`claim_files.py`).
+- A file that was damaged, or removed by hand, is written again from the newest copy: memory, the claim's note (`claim_files.py`), or
+  after a power failure the last synced version. The end of a claim removes the copies first, so a file that is gone with them has ended.
 - A file without both stays. Its devices are not known, so no claim is prepared for the first time until the driver's ``recover()`` has
   returned which devices are in use.
 - If the whole folder was removed or replaced, memory and notes are written again where they are newer, and ``recover()`` is called.

@@ -138,7 +138,7 @@ class Records:
     def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
         """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
         kept, found = set[str](), []
-        uids = {hold.uid for holds in self._holds.values() if len(holds) > 1 for hold in holds}
+        uids = {h.uid for holds in self._holds.values() if len(holds) > 1 for h in holds if self.holders(h)}
         for uid in sorted(uids, key=lambda uid: rank(self._claims[uid])):
             others = (other for hold in self._claims[uid].holds for other in self.holders(hold))
             if other := next((other for other in others if other in kept), None):
@@ -220,7 +220,7 @@ class Records:
 
     def other_holds(self, wanted: Sequence[Hold], uid: str) -> list[Hold]:
         """Returns the holds of other claims than ``uid`` on the counter sets and devices from which ``wanted`` takes something."""
-        supplies = set(shared_supplies(wanted))
+        supplies = shared_supplies(wanted)
         if not supplies:
             return []
         return [

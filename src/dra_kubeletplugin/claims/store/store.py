@@ -1,7 +1,7 @@
 """Stores records in a folder; one thread runs each batch of operations as one transaction.
 
 Two processes share the folder during a rolling update. Only data that must survive a power failure is synced. Other data survives
-the death of the process. After a power failure the boot id differs, so all recorded claims are rolled back and prepared again.
+the death of the process. After a power failure the boot id differs, so no recorded response is used (`transitions.py`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Typed opaque parameters: the Config class, the validation and merging of entries, and the JSON Schema."""
+"""Typed opaque parameters: the Config class, the choice between the entries of class and claim, and their validation."""
