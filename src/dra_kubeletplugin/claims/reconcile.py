@@ -98,7 +98,10 @@ class Reconciler:
             for action, uids in vars(report).items():
                 self.metrics.inc("reconcile_actions_total", len(uids), action=action)
             level = logging.INFO if any(vars(report).values()) else logging.DEBUG
-            log.log(level, "reconciled: %s" if ask_server else "reconciled at start: %s", report)
+            if ask_server:
+                log.log(level, "reconciled: %s", report)
+            else:
+                log.log(level, "reconciled at start: %s", report)
         return report
 
     def _orphans(self, known: set[str]) -> list[str]:

@@ -122,7 +122,7 @@ def test_programs_end_after_pytest_is_killed_before_any_line(tmp_path: Path) -> 
 def command_lines_with(folder: Path) -> list[str]:
     """Returns the command lines of processes that contain the folder, except the session's."""
     lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            lines.append(path.read_text())
+            lines.append((path / "cmdline").read_text())
     return [line for line in lines if str(folder) in line and "killed_control_plane" not in line]

@@ -261,9 +261,8 @@ def test_doctor_reports_the_drivers_own_checks_even_if_its_devices_method_fails(
         "    def devices(self): raise OSError('the bus is gone')\n"
         "    def prepare(self, claim): return []\n"
         "    async def checks(self):\n"
-        "        yield Check('library')\n"
-        "        yield Check('count', 'NVML says 0, PCI says 2', 'mount /dev')\n"
-        "        yield Check('root', 'no libgpu.so', blocking=True)\n"
+        "        return [Check('library'), Check('count', 'NVML says 0, PCI says 2', 'mount /dev'),\n"
+        "                Check('root', 'no libgpu.so', blocking=True)]\n"
     )
     assert main(["doctor", "--no-host", "--driver", str(file), "-o", "json"]) == 1
     found = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["topic"] == "driver"]

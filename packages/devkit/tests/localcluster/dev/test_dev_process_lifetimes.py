@@ -114,9 +114,9 @@ def environment(**variables: str) -> dict[str, str]:
 def command_lines_with(word: str) -> list[str]:
     """Returns the command lines of running processes that contain a word."""
     lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            lines.append(path.read_text().replace("\0", " "))
+            lines.append((path / "cmdline").read_text().replace("\0", " "))
     return [line for line in lines if word in line]
 
 
