@@ -272,7 +272,9 @@ def test_doctor_reports_the_drivers_own_checks_even_if_its_devices_method_fails(
         ("failure", "checked.example.com: root: no libgpu.so", ""),
     ]
     assert "the bus is gone" in found[3]["text"]
-    file.write_text(file.read_text().replace("return [", "raise OSError('odd')\n        return ["))
+    file.write_text(
+        file.read_text().replace("return [Check('library')", "raise OSError('odd')\n        return [Check('library')")
+    )
     main(["doctor", "--no-host", "--driver", str(file), "-o", "json"])
     assert "checked.example.com: checks: the driver's checks raised OSError: odd" in capsys.readouterr().out
 
