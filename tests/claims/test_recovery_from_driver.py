@@ -144,11 +144,15 @@ async def test_a_claim_that_is_recorded_is_unchanged(store: RecordStore) -> None
 
 
 async def test_a_superseded_claim_that_is_still_in_hardware_is_rolled_back_by_the_driver(store: RecordStore) -> None:
-    await insert(store, make_record("u", "d-0", complete=True, superseded=True))
+    await insert(store, make_record("keeper", "d-0"))
+    superseded = make_record("u", "d-0", State.UNPREPARING, complete=True, superseded=True)
+    await store.do(lambda records: records.insert(superseded, shared=True))
     await pending(store)
     driver = RecoveringDriver()
     driver.claims = [claim("u", [device()])]
     assert await recovery(store, driver).once()
+    (store.path / "any-change").touch()
+    await store.do(lambda records: None)  # settles conflicts again
     assert not (await record(store, "u")).superseded
 
 

@@ -96,7 +96,7 @@ def test_label_values_above_the_limit_are_counted_together_and_omitted_from_gaug
         counted.labels(pod=f"pod-{i}", xid=13).inc()
         heat.labels(pod=f"pod-{i}").set(i)
         took.labels(f"pod-{i}").observe(1)
-    counted.labels(pod="pod-0", xid=13).inc()
+    counted.labels("pod-0", 13).inc()
     found = page(metrics)
     p = "gpu_example_com_"
     assert found[f"{p}xids_total", (("pod", "pod-0"), ("xid", "13"))] == 2
@@ -128,11 +128,31 @@ def test_text_from_devices_is_clipped_and_made_printable() -> None:
     assert "x" * 90 in value and len(value.encode()) == 128
 
 
+def test_a_removed_series_with_a_clipped_value_is_gone() -> None:
+    metrics = DriverMetrics("gpu.example.com")
+    heat = metrics.gauge("heat", "Heat.", ["card"])
+    heat.labels("x" * 1000).set(1)
+    heat.remove("x" * 1000)
+    assert page(metrics) == {}
+
+
+def test_a_function_that_raises_costs_only_the_drivers_own_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, of_plugin = DriverMetrics("gpu.example.com"), Metrics()
+    metrics.gauge("heat", "Heat.").set_function(lambda: 1 / 0)
+    of_plugin.add(metrics)
+    for _ in range(2):
+        assert b"dra_records_healthy" in of_plugin.text()
+    (logged,) = (r.getMessage() for r in caplog.records if "/metrics" in r.getMessage())
+    assert "division by zero" in logged
+
+
 @pytest.mark.parametrize(
     ("use", "text"),
     [
         (lambda m: m.gauge("heat", "X.", "card"), r"labels are 'card': write \['card'\]"),
         (lambda m: m.counter("x_total", "X.") and m.counter("x_total", "X."), "Duplicated timeseries"),
+        (lambda m: m.gauge("heat-celsius", "X."), "(?i)invalid metric name"),
+        (lambda m: m.gauge("heat", "X.", ["card-id"]), "Invalid label metric name"),
         (lambda m: m.histogram("a_seconds", "X.", buckets=[2, 1]), "sorted"),
         (lambda m: m.counter("x_total", "X.").inc(-1), "non-negative"),
         (lambda m: m.counter("x_total", "X.", ["card"]).labels(gpu=1), "Incorrect label names"),

@@ -104,6 +104,12 @@ async def test_ambiguous_responses_are_rejected(data: bytes) -> None:
         await read(data)
 
 
+async def test_a_switch_to_another_protocol_is_rejected() -> None:
+    switch = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+    with pytest.raises(MalformedResponseError, match="switches to another protocol"):
+        await read(switch)
+
+
 @pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a"])
 @pytest.mark.parametrize("start", [CHUNKED[:-2], CHUNKED + b"0\r\nY: 1\r\n"], ids=["header", "trailer"])
 async def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:

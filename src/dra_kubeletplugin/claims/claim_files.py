@@ -61,6 +61,20 @@ def read_note(specs: ClaimSpecs, uid: str) -> Stored | None:
     return None
 
 
+def noted_uids(specs: ClaimSpecs) -> list[str]:
+    """Returns the UIDs of the claims that may have a note; none if the CDI folder cannot be read, for example because it is a file.
+
+    Raises ``OSError`` as :func:`read_note` does.
+    """
+    try:
+        return specs.uids()
+    except OSError as e:
+        if e.errno in NOT_NOW or e.errno == errno.EIO:
+            raise
+        log.error("cannot read the notes beside the CDI specs: %s", describe(e))
+        return []
+
+
 class ClaimFiles:
     """The files of claims, at the paths that ``specs`` and ``metadata`` define. All methods block and run in the record thread.
 

@@ -94,7 +94,7 @@ class Recovery:
             row = records.read(record.uid)
             if isinstance(row, Record):
                 if row.superseded:  # the hardware has this claim, so the driver has to undo it
-                    fence, row.superseded = row.fence, False
+                    fence, row.superseded, row.recovered = row.fence, False, True
                     records.update(row, fence)
                 continue
             if row is not None:

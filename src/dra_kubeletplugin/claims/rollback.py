@@ -88,11 +88,11 @@ class Rollback:
             if isinstance(decision, RollBack):
                 try:
                     self.files.remove(decision.record.uid)
+                    if not has_undo(self.driver, decision.record):
+                        self._delete(records, decision.record.fence)
+                        return RollBack(decision.record, done=True)
                 except DraError as e:
                     return RollBack(decision.record, fault=e)
-                if not has_undo(self.driver, decision.record):
-                    self._delete(records, decision.record.fence)
-                    return RollBack(decision.record, done=True)
             return decision
 
         decision = await self.store.do(decide, mode)

@@ -76,8 +76,8 @@ class Calls:
             if inspect.iscoroutine(value):
                 value.close()
             raise DriverError(
-                f"{running.name} returned {type(value).__name__}: it must be `def` or `async def` and return a list"
-                f" ({definition_place(method)})"
+                f"{running.name} returned {type(value).__name__}: it must be `def` or `async def` and return a list;"
+                f" a decorator of an `async def` method must be `async def` too ({definition_place(method)})"
             )
         return cast("T", value)
 

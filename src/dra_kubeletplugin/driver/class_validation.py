@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import inspect
 import re
 import sys
@@ -41,7 +42,7 @@ _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged
 _SET = ("host", "settings", "log", "role", "gates_off")  # attributes that the framework sets in every driver
 _CALLED_OF_CONFIG = {"check": (), "convert_from": ("older",)}
 _DATA_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES")
-_NEAR = 0.8
+_NEAR = 0.85
 _FORMS = ("ed", "ing", "y")  # endings of other words: prepared(), starting() and healthy() are not misspelt
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
@@ -160,7 +161,10 @@ def _check_method(cls: type[Driver], name: str) -> None:
 
 def _check_arguments(function: Callable[..., Any], given: Sequence[str], own: str, name: str) -> None:
     """Checks that a function accepts the arguments ``given``. For a decorated function, it checks the wrapper."""
-    signature = inspect.signature(function, follow_wrapped=False)
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # of a callable that is not written in Python, such as lru_cache
+        return
     try:
         signature.bind(*given)
     except TypeError as e:
@@ -190,11 +194,15 @@ def _check_spelling(cls: type, base: type, called: Mapping[str, Sequence[str]], 
         plain = name.replace("_", "").lower()
         if hasattr(base, name) or any(plain == own.removesuffix("e") + end for own in free for end in _FORMS):
             continue
-        near = next((free[found] for found in difflib.get_close_matches(plain, free, 1, _NEAR)), "")
-        value = getattr(cls, name)
+        alike = [n for n in free if sorted(n) == sorted(plain)] or difflib.get_close_matches(plain, free, 1, _NEAR)
+        if not alike:
+            continue
+        near, value = free[alike[0]], getattr(cls, name)
         if near in called and inspect.isroutine(value):
-            # A function of the class has `self` too, a class method has not.
-            if len(inspect.signature(value).parameters) == len(called[near]) + inspect.isfunction(value):
+            with contextlib.suppress(ValueError):  # of a callable that is not written in Python
+                # A function of the class has `self` too, a class method has not.
+                if len(inspect.signature(value).parameters) != len(called[near]) + inspect.isfunction(value):
+                    continue
                 raise DriverError(
                     f"{cls.__name__}.{name}() is never called, did you mean `{near}`? Begin the name of a method of your own with _"
                 )

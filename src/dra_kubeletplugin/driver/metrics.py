@@ -33,7 +33,7 @@ class _Limited(MetricWrapperBase):
     def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
         values = [clip(value, _MAX_VALUE) for value in labelvalues]
         named = {name: clip(value, _MAX_VALUE) for name, value in labelkwargs.items()}
-        key = (*values, *sorted(named.items()))
+        key = tuple(named.get(name) for name in self._labelnames) if named else tuple(values)
         if self._series is None:
             self._series = WeakValueDictionary()
         if key in self._series or len(self._series) < MAX_SERIES:
@@ -50,6 +50,9 @@ class _Limited(MetricWrapperBase):
                 self,
             )
         return super().labels(*[_OTHER for _ in values], **dict.fromkeys(named, _OTHER))
+
+    def remove(self, *labelvalues: object) -> None:
+        super().remove(*[clip(value, _MAX_VALUE) for value in labelvalues])
 
 
 class _Counter(_Limited, Counter):
@@ -91,7 +94,10 @@ class DriverMetrics(CollectorRegistry):
         return _Counter(self.prefix + name, help, _names(labels), registry=self)
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:
-        """Makes a gauge, see :meth:`counter`. Its name has no special ending, such as ``temperature_celsius``."""
+        """Makes a gauge, see :meth:`counter`. Its name has no special ending, such as ``temperature_celsius``.
+
+        A function that provides its value (``set_function``) runs on the event loop at each scrape, so it must not wait.
+        """
         return _Gauge(self.prefix + name, help, _names(labels), registry=self)
 
     def histogram(

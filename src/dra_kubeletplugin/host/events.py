@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -50,7 +52,8 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
     try:
         monitor = _monitor(subsystems)
     except (ImportError, OSError) as e:
-        log.warning("cannot receive udev events, so devices are rescanned at an interval only: %s", e)
+        needs = " (events need libudev, and ldconfig to find it)" if isinstance(e, ImportError) else ""
+        log.warning("cannot receive udev events, so devices are rescanned at an interval only: %s%s", e, needs)
         yield False
         return
 
@@ -61,6 +64,9 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
                 received = True
         except OSError:  # the socket's buffer was too small for all events (ENOBUFS)
             received = True
+            # poll() reads nothing while the socket has this error, which ends when it is read.
+            with socket.socket(fileno=os.dup(monitor.fileno())) as same:
+                same.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if received:
             notify()
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import msgspec
-from httptools import HttpParserCallbackError, HttpParserError, HttpResponseParser
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _MAX_FIELDS = 64 * 1024  # bytes of an incomplete head, and between two parts of a body
 _TARGET = re.compile(r"[!-~]+")
@@ -60,19 +60,23 @@ class ResponseReader:
         self._sink = sink
         self._parser = HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
+        self._begins = b""  # the first bytes, for the message
         self._held = 0  # bytes since the last part of the body; httptools limits no header and no line between chunks
 
     def feed(self, data: bytes) -> None:
         """Parses the next bytes of the response. Raises :class:`MalformedResponseError`."""
         self._held += len(data)
+        self._begins = (self._begins + data)[:40] if len(self._begins) < 40 else self._begins
         try:
             self._parser.feed_data(data)
         except HttpParserCallbackError as e:
             assert e.__context__ is not None  # what ``sink`` raised
             raise e.__context__ from None
+        except HttpParserUpgrade:
+            raise MalformedResponseError("the response switches to another protocol") from None
         except HttpParserError as e:
             if not self.done:
-                text = f"{e}" if self.head else f"the response begins with {data[:40]!r}: {e}"
+                text = f"{e}" if self.head else f"the response begins with {self._begins!r}: {e}"
                 raise MalformedResponseError(text) from None
             self.keeps = False  # data without a request
         if self._held > _MAX_FIELDS and not self.done:

@@ -85,10 +85,10 @@ class Kubeconfig(Credentials):
         """Returns the header of the current credentials. Reads the files again when a check is due."""
         now = time.monotonic()
         is_needed = self._loaded is None or self._stale
-        if self._renewing is not None and now - self._started >= _HUNG_AFTER:
+        # A hanging read of a file ends with its file system: another thread would hang too.
+        if self._renewing is not None and self._process is not None and now - self._started >= _HUNG_AFTER:
             self._renewing = None
-            if self._process is not None:
-                self._process.kill()
+            self._process.kill()
         if self._renewing is None and (is_needed or now - self._checked >= RECHECK):
             if is_needed and self._started and now - self._started < _MIN_INTERVAL:
                 return self._last()

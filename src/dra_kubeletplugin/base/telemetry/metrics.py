@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 
 from prometheus_client import (
@@ -14,12 +15,18 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.registry import Collector
+from prometheus_client.validation import enable_legacy_validation
+
+from ...errors import describe
+from .log_once import LogOnce
+
+log = logging.getLogger(__name__)
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
 """The upper bounds of a histogram's buckets by default, in seconds."""
 disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each counter has a further series
+enable_legacy_validation()  # type: ignore[no-untyped-call]  # otherwise names that Prometheus rejects or renames are accepted
 PREFIX = "dra_"
 _COUNTERS = {
     "requests_total": (
@@ -116,15 +123,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        self._added: list[CollectorRegistry] = []
+        self._logged = LogOnce()
         self._counters = {n: Counter(PREFIX + n, *about, registry=registry) for n, about in _COUNTERS.items()}
         self._gauges = {n: Gauge(PREFIX + n, *about, registry=registry) for n, about in _GAUGES.items()}
         self._histograms = {
             n: Histogram(PREFIX + n, *about, registry=registry, buckets=BUCKETS) for n, about in _HISTOGRAMS.items()
         }
 
-    def add(self, collector: Collector) -> None:
-        """Adds the metrics of ``collector`` to the page."""
-        self._registry.register(collector)
+    def add(self, registry: CollectorRegistry) -> None:
+        """Adds the metrics of ``registry`` to the page. If they cannot be read, the page has only the others."""
+        self._added.append(registry)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         counter = self._counters[name]
@@ -150,4 +159,11 @@ class Metrics:
 
     def text(self) -> bytes:
         """Returns all metrics as a page of type :data:`CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+        page = generate_latest(self._registry)
+        for added in self._added:
+            try:
+                page += generate_latest(added)
+            except Exception as e:  # for example of a function that provides the value of a driver's gauge
+                if self._logged.is_new("added", describe(e)):
+                    log.warning("the driver's own metrics are missing in /metrics: %s", describe(e), exc_info=e)
+        return page

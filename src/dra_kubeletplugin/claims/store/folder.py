@@ -26,9 +26,9 @@ from ...base.flock import FileLock
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
 from ...cdi import ClaimSpecs
-from ..claim_files import read_note
+from ..claim_files import noted_uids, read_note
 from ..instance_lock import InstanceLock
-from ..record import Record, State
+from ..record import Record, State, decode_record
 from .files import (
     LOCK,
     SYNCED,
@@ -167,6 +167,7 @@ class ClaimFolder:
     def _open(self) -> None:
         """Reads the folder for the first time, or after it or its metadata were lost. Adds the claims that it lacks."""
         former, self._fd = self._fd, forks.open_file(self.path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        known_meta = self.records.get_meta("")
         try:
             self._seen = {}
             with self._repairing():
@@ -180,32 +181,32 @@ class ClaimFolder:
                             os.unlink(f"{self.path}/{name}")
                 changed, gone = self._changes()
                 meta = self._read_meta()
-                if former < 0:
-                    self.records.load_meta(meta or {})
-                else:
+                self.records.load_meta(meta or {})
+                if former >= 0:
                     self._news.append(
                         f"the folder {self.path} was removed or replaced while it is in use; it is written again"
                     )
                 if meta is None:
                     with contextlib.suppress(OSError):  # the folder may belong to another user
                         os.fchmod(self._fd, 0o700)
-                known = self.records.get_meta("")
                 id = (meta or {}).get(_ID) or os.urandom(8).hex()
-                for key, value in {**(meta or {}), **known, _ID: id, _DRIVER: self.specs.driver}.items():
+                for key, value in {**known_meta, _ID: id, _DRIVER: self.specs.driver}.items():
                     self.records.set_meta(key, value)
                 self._read_files(changed, is_opened=True)
-                lost = self._add_lost(gone, names)
+                is_replaced = meta is None or former >= 0  # a removed folder looks like a first start
+                lost = self._add_lost(gone, names, every_boot=is_replaced)
                 if lost:
                     self._news.append(
                         f"{counted(len(lost), 'record')} lost and written again: {', '.join(sorted(lost))}"
                     )
-                if lost or meta is None or former >= 0:  # a removed folder looks like a first start
+                if lost or is_replaced:
                     self.records.set_meta(RECOVER, "pending")
         except BaseException:
             forks.close(self._fd)
             self._fd, self._modified = former, 0
-            if former < 0:
-                self.records = Records()
+            self.records.load_meta(known_meta)
+            if former < 0:  # nothing is known yet
+                self.records, self.repairs = Records(), 0
             raise
         if former >= 0:
             forks.close(former)
@@ -284,10 +285,11 @@ class ClaimFolder:
             self.records.unload(uid_of(name))
             self._seen.pop(name, None)
 
-    def _add_lost(self, gone: Collection[str], names: Iterable[str]) -> list[str]:
-        """Adds the claims that an opened folder lacks, and returns their UIDs; also newer versions of claims.
+    def _add_lost(self, gone: Collection[str], names: Iterable[str], *, every_boot: bool) -> list[str]:
+        """Adds the claims that an opened folder lacks or has in an older version. Returns the UIDs of those that it lacks.
 
-        They are in memory and have not ended since, or have a note of this boot, or have only the second name of their file.
+        They are in memory and have not ended since, or have a note of this boot (of any boot with ``every_boot``), or have only the
+        second name of their file.
         """
         lost = []
         for uid, known in [(uid, known) for uid, known in self.records.stored().items() if file_name(uid) in gone]:
@@ -297,10 +299,15 @@ class ClaimFolder:
             else:
                 self.records.restore(known)
                 lost.append(uid)
+                row = self.records.read(uid) if self._others and not read_note(self.specs, uid) else None
+                if isinstance(row, Record) and row.state is State.PREPARED:
+                    # Another instance may have ended it, so no prepare is answered from this record.
+                    row.recovered, row.complete = True, False
+                    self.records.update(row, row.fence)
         synced = (name[1:].removesuffix(SYNCED) for name in names if name.endswith(SYNCED))
-        for uid in sorted({*self.specs.uids(), *synced}):
+        for uid in sorted({*noted_uids(self.specs), *synced}):
             present, copy = self.records.stored().get(uid), read_note(self.specs, uid)
-            if copy and copy.head.boot_id != self.boot_id:
+            if copy and copy.head.boot_id != self.boot_id and not every_boot:
                 copy = None
             if not present:
                 copy = copy or self._second(file_name(uid))
@@ -334,10 +341,11 @@ class ClaimFolder:
         """Whether this process works on the claim: then no other instance can have a newer version."""
         return stored.head.owner == self.process.id
 
-    def _rank(self, stored: Stored) -> tuple[bool, float, int]:
+    def _rank(self, stored: Stored) -> tuple[bool, float, int, float]:
         """Returns a key by which a newer version of a claim comes after an older one. The states of a claim have one order."""
-        state = stored.head.state
-        return self._is_own(stored), stored.head.created, _STATES.index(state) if state in _STATES else len(_STATES)
+        state, row = stored.head.state, decode_record(stored.head, stored.data)
+        order = _STATES.index(state) if state in _STATES else len(_STATES)
+        return self._is_own(stored), stored.head.created, order, row.updated if isinstance(row, Record) else 0.0
 
     def _settle_conflicts(self) -> None:
         """If files hold one device, one claim keeps it. The others are rolled back without a call of the driver.

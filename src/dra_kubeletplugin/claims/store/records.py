@@ -138,7 +138,11 @@ class Records:
     def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
         """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
         kept, found = set[str](), []
-        uids = {h.uid for holds in self._holds.values() if len(holds) > 1 for h in holds if self.holders(h)}
+        uids = set[str]()
+        for holds in self._holds.values():
+            shares = [hold.share for hold in holds]
+            if len(holds) > 1 and (not all(shares) or len(set(shares)) < len(shares)):
+                uids |= {hold.uid for hold in holds}
         for uid in sorted(uids, key=lambda uid: rank(self._claims[uid])):
             others = (other for hold in self._claims[uid].holds for other in self.holders(hold))
             if other := next((other for other in others if other in kept), None):
