@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.store.folder import ClaimFolder
+from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.driver.calls import Calls
 
 TRIES = 5
@@ -66,21 +68,32 @@ async def _cost(operation: Callable[[], Awaitable[object]], at_once: int) -> flo
 async def rows() -> list[Hop]:
     """Measures each way in turn."""
     asyncio.get_running_loop().set_default_executor(LoopExecutor())
-    nowhere = Path("/nonexistent")  # the work uses neither records nor files
-    folder = ClaimFolder(nowhere, ClaimSpecs(nowhere, "d.example.com"), InstanceLock(nowhere), "", 0, Metrics())
-    records = RecordStore(folder)
     calls = Calls()
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        process = InstanceLock(path / "processes")
+        process.acquire()
+        specs = ClaimSpecs(path / "cdi", "d.example.com")
+        records = RecordStore(ClaimFolder(path / "claims", specs, process, "", 0, Metrics()))
+        found = await _measured(records, calls)
+        await records.close(1)
+        process.release()
+    return found
+
+
+async def _measured(records: RecordStore, calls: Calls) -> list[Hop]:
+    async def in_record_thread() -> None:
+        await records.do(lambda _: _read(), Mode.READ)
+
     ways: list[tuple[str, Callable[[], Awaitable[object]], int]] = [
         ("on the loop, inline", _inline, 1),
         ("on the loop, in a task", _task, 1),
-        ("record thread", lambda: records.run(_read), 1),
-        ("record thread, 32 in a batch", lambda: records.run(_read), 32),
+        ("record thread", in_record_thread, 1),
+        ("record thread, 32 in a batch", in_record_thread, 32),
         ("driver's thread", lambda: calls(_read), 1),
         ("loop's executor", _default_executor, 1),
     ]
-    found = [Hop(what, await _cost(operation, at_once)) for what, operation, at_once in ways]
-    await records.close(1)
-    return found
+    return [Hop(what, await _cost(operation, at_once)) for what, operation, at_once in ways]
 
 
 async def main() -> None:
