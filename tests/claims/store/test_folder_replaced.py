@@ -14,6 +14,7 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.metadata_files import generation
+from dra_kubeletplugin.claims.record import VERSION, UnreadableRecord
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import Transitions
@@ -32,6 +33,7 @@ from tests.helpers.crash.record_stores import (
     records_locked,
     remove_records,
     run_now,
+    set_version,
     stop,
 )
 
@@ -127,6 +129,19 @@ def test_after_a_failed_first_opening_no_read_finds_an_empty_store(
         run_now(run, Records.read_all, Mode.READ)
     assert [row.uid for row in run_now(run, Records.read_all, Mode.READ)] == ["u-0"]
     stop(run)
+
+
+def test_a_record_of_a_newer_version_is_not_replaced_by_the_copy_of_this_version(
+    store: RecordStore, tmp_path: Path
+) -> None:
+    stop(store)
+    set_version(tmp_path / RECORDS, "u-0", VERSION + 1)
+    before = (tmp_path / RECORDS / "u-0.json").read_bytes()
+    restarted = open_store(tmp_path)
+    (row,) = run_now(restarted, Records.read_all, Mode.READ)
+    assert isinstance(row, UnreadableRecord)
+    assert (tmp_path / RECORDS / "u-0.json").read_bytes() == before
+    stop(restarted)
 
 
 class PartDriver(Driver):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -345,7 +346,8 @@ class ClaimFolder:
         """Returns a key by which a newer version of a claim comes after an older one. The states of a claim have one order."""
         state, row = stored.head.state, decode_record(stored.head, stored.data)
         order = _STATES.index(state) if state in _STATES else len(_STATES)
-        return self._is_own(stored), stored.head.created, order, row.updated if isinstance(row, Record) else 0.0
+        updated = row.updated if isinstance(row, Record) else math.inf  # of a newer version, which no copy replaces
+        return self._is_own(stored), stored.head.created, order, updated
 
     def _settle_conflicts(self) -> None:
         """If files hold one device, one claim keeps it. The others are rolled back without a call of the driver.
