@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from dra_devkit.testing import controlplane
 from dra_devkit.testing.controlplane import ControlPlane, ControlPlaneError
 from tests.helpers.author_project import FUNCTIONS, author, run
+from tests.helpers.command_lines import command_lines_with
 from tests.helpers.fake_control_plane import install_binaries, read_log
 from tests.helpers.waiting import block_until
 
@@ -114,15 +114,11 @@ def test_programs_end_after_pytest_is_killed_before_any_line(tmp_path: Path) -> 
         assert session.stdout
         for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last line
             max_started = max(max_started, int(line))
-            block_until(lambda: not command_lines_with(tmp_path), lambda: command_lines_with(tmp_path))
+            block_until(lambda: not programs(tmp_path), lambda: programs(tmp_path))
     assert session.returncode == 0
     assert (max_started, kills > 20) == (2, True)  # some kills happened while both programs ran
 
 
-def command_lines_with(folder: Path) -> list[str]:
+def programs(folder: Path) -> list[str]:
     """Returns the command lines of processes that contain the folder, except the session's."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            lines.append((path / "cmdline").read_text())
-    return [line for line in lines if str(folder) in line and "killed_control_plane" not in line]
+    return [line for line in command_lines_with(str(folder)) if "killed_control_plane" not in line]

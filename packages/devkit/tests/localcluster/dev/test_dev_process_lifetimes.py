@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from dra_devkit.localcluster.child_reaper import Guard
+from tests.helpers.command_lines import command_lines_with
 from tests.helpers.dev_process import GPU, ROOT
 from tests.helpers.gpu_objects import CLASS, TEMPLATE, pod
 from tests.helpers.waiting import block_until
@@ -109,15 +110,6 @@ def short_folder() -> Iterator[Path]:
 
 def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def command_lines_with(word: str) -> list[str]:
-    """Returns the command lines of running processes that contain a word."""
-    lines = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            lines.append((path / "cmdline").read_text().replace("\0", " "))
-    return [line for line in lines if word in line]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ...scheduling.cel.ast import Ident, children
 from ...scheduling.cel.expressions import DYN, Budget, CelEnvironment, Expression
 from ...scheduling.cel.lexer import Source
 from ...scheduling.cel.library_core import parse_duration, parse_timestamp
-from ...scheduling.cel.parser import Parser
+from ...scheduling.cel.parser import RESERVED, Parser
 from ...scheduling.cel.values import NONE, CelError, CompileError, Optional, Type
 
 Schema = Mapping[str, Any]
@@ -35,31 +35,7 @@ _FORMATS = {
 }
 _META: Schema = {"type": "object", "properties": {"name": {"type": "string"}, "generateName": {"type": "string"}}}
 _TYPED: Schema = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": _META}
-_KEYWORDS = frozenset(
-    {
-        "true",
-        "false",
-        "null",
-        "in",
-        "as",
-        "break",
-        "const",
-        "continue",
-        "else",
-        "for",
-        "function",
-        "if",
-        "import",
-        "let",
-        "loop",
-        "package",
-        "namespace",
-        "return",
-        "var",
-        "void",
-        "while",
-    }
-)
+_KEYWORDS = RESERVED | {"true", "false", "null", "in"}
 _ESCAPES = (("__", "__underscores__"), (".", "__dot__"), ("-", "__dash__"), ("/", "__slash__"))
 _REASONS = {
     "FieldValueRequired": "Required value: {}",

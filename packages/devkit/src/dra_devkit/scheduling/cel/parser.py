@@ -12,7 +12,7 @@ from .values import INT_MAX, UINT_MAX, CompileError, UInt
 _EXPECTED = (
     "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}"
 )
-_RESERVED = frozenset(
+RESERVED = frozenset(
     [
         "as",
         "break",
@@ -211,7 +211,7 @@ class Parser:
         constants = {"true": True, "false": False, "null": None}
         if token.text in constants:
             return Literal(constants[token.text], pos=token.pos)
-        if token.text in _RESERVED:
+        if token.text in RESERVED:
             raise self.source.error(token.pos, f"reserved identifier: {token.text}")
         if token.text == "in":
             raise self._mismatch(token)
