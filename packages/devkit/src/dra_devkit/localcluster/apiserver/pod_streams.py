@@ -94,7 +94,7 @@ class PodStreams:
         if name not in runtime.statuses(uid):
             raise StatusError(500, "InternalError", f'container not found ("{name}")')
         try:
-            _, headers = accept(request.headers, remote_command.PROTOCOLS)
+            headers = accept(request.headers, remote_command.PROTOCOLS)
         except HandshakeError as e:
             raise StatusError(400, "BadRequest", str(e)) from None
         stdin, tty = (request.query.get(key) in {"true", "1"} for key in ("stdin", "tty"))
