@@ -142,5 +142,5 @@ def test_the_longest_file_names_fit_into_255_bytes(tmp_path: Path) -> None:
     specs.write_note(record.uid, b"again, under a temporary name")
     specs.remove(record.uid)
     specs.remove_note(record.uid)
-    files.remove(record.uid)
+    files.remove_all(record.uid)
     assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == []

@@ -120,7 +120,7 @@ def test_removed_cut_or_changed_files_are_restored_and_then_all_are_removed(fold
         Path(name).write_bytes(content[:-5])
         assert folders.files.restore(record), name
     assert {p: Path(p).read_bytes() for p in contents} == contents
-    folders.files.remove(UID)
+    folders.files.remove(record)
     assert folders.all() == [str(folders.specs.note_path(UID))]
     folders.files.restore(record)
     for path in folders.specs.path(UID), folders.specs.note_path(UID):
@@ -137,9 +137,9 @@ def test_the_removal_of_an_older_claim_of_the_same_name_keeps_the_files_of_the_l
     old_record, new_record = (prepared(claim_of(device(), uid=uid), folders.specs) for uid in (UID, OTHER))
     folders.files.put(old_record)
     folders.files.put(new_record)
-    folders.files.remove(old_record.uid)
+    folders.files.remove(old_record)
     assert folders.metadata.are_intact(new_record)
-    folders.files.remove(new_record.uid)
+    folders.files.remove(new_record)
     assert folders.all() == []
 
 
@@ -151,7 +151,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(folders: MetadataFolders, tmp
     record = prepared(claim_of(device()), folders.specs)
     with pytest.raises(RecordsError, match="cannot be written"):
         folders.files.put(record)
-    folders.files.remove(UID)
+    folders.files.remove(record)
     assert target.read_text() == "kept"
     assert folders.all() == []
 
@@ -169,10 +169,10 @@ def test_a_half_written_file_keeps_its_inode_when_a_claim_of_the_same_name_is_re
     inode, content = file.stat().st_ino, file.read_bytes()
     with file.open("r+b") as f:  # as a kill during the write leaves it
         f.write(b"x" * cut)
-    folders.metadata.remove(uids[0])
+    folders.files.remove(records[0])
     folders.metadata.put(records[1])
     assert (file.stat().st_ino, file.read_bytes()) == (inode, content)
-    folders.metadata.remove(uids[1])
+    folders.files.remove(records[1])
     assert not list(folders.metadata.root.iterdir())
 
 

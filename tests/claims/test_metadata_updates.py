@@ -344,9 +344,7 @@ async def test_an_update_during_the_stop_of_the_plugin_is_an_error(tmp_path: Pat
 def test_an_update_before_the_start_or_after_the_end_of_the_loop_is_an_error(tmp_path: Path) -> None:
     async def run() -> MetadataUpdates:
         async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
-            updates = MetadataUpdates(
-                r.claims.store, r.claims.files, r.claims.engine.transitions, r.claims.tasks, r.claims.settings
-            )
+            updates = MetadataUpdates(r.claims.engine.rollback, 1.0)
             with pytest.raises(StoppingError, match=r"call it after start\(\) has returned"):
                 updates.begin(UPDATE)
             updates.open()

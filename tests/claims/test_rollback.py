@@ -152,7 +152,7 @@ async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp
     async with running_manager(tmp_path, driver, api) as manager:
         await fail_rollback(manager, ref)
         (record,) = await manager.claims.store.all()
-        path = manager.settings.plugin_dir / "dra-device-metadata"
+        path = manager.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
         assert record.error == (
             f"{path} cannot be removed (Read-only file system): its file system is read-only; see the kernel's log, and mount "
             "it writable"

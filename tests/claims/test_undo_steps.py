@@ -63,12 +63,12 @@ class FakeDisk:
         self.may_continue = asyncio.Event()
         self.may_continue.set()
 
-    async def save(self, steps: list[dict[str, Any]]) -> None:
-        self.requests.append(steps)
+    async def save(self, step: dict[str, Any]) -> None:
+        self.requests.append(step)
         await self.may_continue.wait()
         if self.fault:
             raise self.fault
-        self.saved = max(self.saved, steps, key=len)
+        self.saved.append(step)
 
 
 @pytest.fixture

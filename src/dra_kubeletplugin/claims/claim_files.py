@@ -148,14 +148,14 @@ class ClaimFiles:
         row = decode_record(note.head, note.data) if note else None
         return row if isinstance(row, Record) else None
 
-    def remove(self, uid: str) -> None:
+    def remove(self, record: Record) -> None:
         """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
 
-        Missing files are ignored.
+        Missing files are ignored. Metadata files of a request that the record does not name stay until :meth:`remove_all`.
         """
         with self._translated("removed"):
-            self.specs.remove(uid)
-            self.metadata.remove(uid)
+            self.specs.remove(record.uid)
+            self.metadata.remove(record.uid, (d.get("request", "") for d in record.devices))
 
     def remove_note(self, uid: str) -> None:
         """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it."""
@@ -164,8 +164,10 @@ class ClaimFiles:
 
     def remove_all(self, uid: str) -> None:
         """Removes the spec, the metadata files and the note of a claim without a record."""
-        self.remove(uid)
-        self.remove_note(uid)
+        with self._translated("removed"):
+            self.specs.remove(uid)
+            self.metadata.remove_all(uid)
+            self.specs.remove_note(uid)
 
     def uids(self) -> set[str]:
         """Returns the UIDs of the claims that have a file of this driver. Raises ``OSError``."""

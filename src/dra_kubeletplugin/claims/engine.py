@@ -231,8 +231,8 @@ class Engine:
                     f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
                 )
 
-        async def save(steps: list[dict[str, Any]]) -> None:
-            record.undo = steps
+        async def save(step: dict[str, Any]) -> None:
+            record.undo = [*record.undo, step]
             await self.store.do(update, Mode.SYNC)
 
         def commit(records: Records) -> None:

@@ -79,7 +79,7 @@ class ClaimManager:
         self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics)
         self.engine = Engine(rollback, verifier, self.pods, self.reports, settings)
         self.reconciler = Reconciler(rollback, verifier, self.pods, settings)
-        self._updates = MetadataUpdates(self.store, self.files, rollback.transitions, self.tasks, settings)
+        self._updates = MetadataUpdates(rollback, settings.call_timeout / 2)
         self.recovery = Recovery(driver, calls, self.store, boot_id)
         self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report)
         self._processes = (

@@ -8,7 +8,7 @@ written before the spec and removed after the spec, so no container mounts a mis
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..base.json_types import JSON
@@ -90,10 +90,8 @@ class MetadataFiles:
         An existing file keeps its inode, because containers may have mounted it. Raises ``OSError``.
         """
         for path, data in self._contents(record).items():
+            self.root.mkdir(exist_ok=True)
             try:
-                write_new(path, data, 0o644)
-            except FileNotFoundError:
-                self.root.mkdir(exist_ok=True)
                 write_new(path, data, 0o644)
             except FileExistsError:
                 if content_of(path) != data:
@@ -107,7 +105,15 @@ class MetadataFiles:
         except OSError:
             return False
 
-    def remove(self, uid: str) -> None:
+    def remove(self, uid: str, requests: Iterable[str]) -> None:
+        """Removes the files of a claim for these requests; missing files are ignored. Raises ``OSError``."""
+        if not os.path.exists(self._prefix):  # noqa: PTH110 - as fast as possible for drivers without metadata
+            return
+        for base in {base_request(request) for request in requests}:
+            if not label(base):  # a request with an invalid name has no file
+                remove_file(self._path(uid, base))
+
+    def remove_all(self, uid: str) -> None:
         """Removes all files of a claim: their names begin with its UID. Raises ``OSError``."""
         for name in self._names():
             if name.startswith(f"{name_of(uid)}_"):

@@ -13,17 +13,14 @@ import threading
 from collections.abc import Awaitable
 
 from ..base.json_types import JSON
-from ..base.settings import Settings
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, DriverError, MetadataUpdateError, RecordsError, StoppingError, printable
 from ..metadata.paths import base_request
-from .claim_files import ClaimFiles
-from .inflight import ClaimTasks, Work, as_dra_error
+from .inflight import Work, as_dra_error
 from .metadata_files import MAX_ATTRIBUTES, generation
 from .record import Record, State
+from .rollback import Rollback
 from .store.records import Records
-from .store.store import RecordStore
-from .transitions import Transitions
 from .undo_steps import CallOnLoop
 
 log = logging.getLogger(__name__)
@@ -31,17 +28,18 @@ _EXTRA_WAIT = 5.0  # seconds beyond the timeout until a blocked thread raises: t
 
 
 class MetadataUpdates:
-    """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
+    """Runs the updates of one driver's claims.
 
-    def __init__(
-        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, settings: Settings
-    ) -> None:
-        self.store = store
-        self.files = files
-        self.transitions = transitions
-        self.tasks = tasks
-        # A prepare may await an update of its own claim. The update must fail before the kubelet's call times out.
-        self.timeout = settings.call_timeout / 2
+    Args:
+        rollback: the updates use the same records, files and tasks.
+        timeout: seconds that an update waits for other work on its claim. A prepare may await an update of its own claim, and that
+            update must fail before the kubelet's call times out.
+    """
+
+    def __init__(self, rollback: Rollback, timeout: float) -> None:
+        self.store, self.files, self.tasks = rollback.store, rollback.files, rollback.tasks
+        self.transitions = rollback.transitions
+        self.timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int
 
@@ -91,38 +89,35 @@ class MetadataUpdates:
         return found
 
     async def _update(self, update: MetadataUpdate) -> int:
-        await self.store.do(lambda records: self._record(records, update))
-        done = await self.store.do(lambda records: self._write(records, update))
+        def commit(records: Records) -> None:
+            record = self._prepared(records, update)
+            metadata = updated(record, update)
+            if metadata != record.metadata:
+                record.metadata = metadata
+                records.update(record, record.fence)
+                self.files.note(record)
+
+        def write(records: Records) -> int:
+            record = self._prepared(records, update)  # may include later updates by another instance
+            try:
+                self.files.put_metadata(record)
+            except RecordsError as e:
+                raise RecordsError(
+                    f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
+                ) from None
+            return generation(record, update.request)
+
+        await self.store.do(commit)
+        done = await self.store.do(write)
         log.info("updated device metadata", extra={"request": update.request, "generation": done})
         return done
 
-    def _record(self, records: Records, update: MetadataUpdate) -> None:
-        """Commits the update to the record."""
-        record = self._prepared(records, update)
-        before, fence = record.metadata, record.fence
-        record.metadata = updated(record, update)
-        if record.metadata is not before:
-            records.update(record, fence)
-            self.files.note(record)
-
-    def _write(self, records: Records, update: MetadataUpdate) -> int:
-        """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(records, update)
-        try:
-            self.files.put_metadata(record)
-        except RecordsError as e:
-            raise RecordsError(
-                f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
-            ) from None
-        return generation(record, update.request)
-
     def _prepared(self, records: Records, update: MetadataUpdate) -> Record:
-        transitions = self.transitions
-        record = transitions.readable(records.read(update.uid))
-        if record is not None and transitions.is_prepared(record):
+        record = self.transitions.readable(records.read(update.uid))
+        if record and self.transitions.is_prepared(record):
             return record
         shown = record.shown if record else printable(update.uid)
-        if record is not None and record.state is State.PREPARING and transitions.has_other_owner(record):
+        if record and record.state is State.PREPARING and self.transitions.has_other_owner(record):
             raise ClaimBusyError(
                 f"claim {shown} is being prepared by another instance of the plugin: update its metadata later"
             )
@@ -134,7 +129,7 @@ class MetadataUpdates:
 def updated(record: Record, update: MetadataUpdate) -> JSON:
     """Returns the metadata of ``record`` after an update of one device, with the next generation for the file of its request.
 
-    Returns the same object if the update changes nothing.
+    An update without a change does not change the generation.
 
     Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
     too many attributes.

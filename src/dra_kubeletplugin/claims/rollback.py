@@ -87,7 +87,7 @@ class Rollback:
                 return AlreadyPrepared(decision.record, self.files.restore(decision.record))
             if isinstance(decision, RollBack):
                 try:
-                    self.files.remove(decision.record.uid)
+                    self.files.remove(decision.record)
                     if not has_undo(self.driver, decision.record):
                         self._delete(records, decision.record.fence)
                         return RollBack(decision.record, done=True)

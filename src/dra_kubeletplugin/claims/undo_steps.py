@@ -27,9 +27,9 @@ from .processes import STEP as PROCESS
 from .record import Record
 
 T = TypeVar("T")
-Save = Callable[[list[dict[str, Any]]], Awaitable[None]]
+Save = Callable[[dict[str, Any]], Awaitable[None]]
 Share = Callable[[str, str, Mapping[str, Any]], Awaitable[None]]  # step, key, data
-StartProcess = Callable[[ProcessSpec, Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
+StartProcess = Callable[[ProcessSpec, Save], Awaitable[None]]
 
 
 class CallOnLoop(Awaitable[T]):
@@ -75,9 +75,8 @@ class UndoRecorder(UndoRegistrar):
     Create it on the thread of ``loop``; steps can be registered from any thread. ``share`` sets up a shared step on the loop; it ends
     when the method of the driver has ended. ``start`` starts a process, and calls its second argument before the program runs.
 
-    ``save`` runs on the loop after each registration, with all steps so far in order. It must return only when the steps are on disk,
-    and must end within a bounded time. It raises :class:`DraError` if the steps cannot be saved, or if another process owns the record
-    now. Calls of ``save`` may overlap.
+    ``save`` runs on the loop and adds a step to the record. It must return only when the step is on disk, and must end within a bounded
+    time. It raises :class:`DraError` if the step cannot be saved, or if another process owns the record now. Calls of ``save`` may overlap.
 
     Call :meth:`settle` when prepare has returned or raised. Call :meth:`check` before you use the result of prepare.
     """
@@ -92,14 +91,13 @@ class UndoRecorder(UndoRegistrar):
         self._start = start
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._steps: list[dict[str, Any]] = []  # changed on the loop only
         self._calls: list[CallOnLoop[None]] = []
         self._closed = False
 
     def register(self, step: str, data: Mapping[str, Any]) -> Awaitable[None]:
         call = f"on_undo({step!r})"
         entry = self._entry(call, step, data, ("undo",))
-        return self._begin(call, lambda: self._add(entry))
+        return self._begin(call, lambda: self._save(entry))
 
     def share(self, step: str, key: str, data: Mapping[str, Any]) -> Awaitable[None]:
         call = f"shared_step({step!r})"
@@ -110,7 +108,7 @@ class UndoRecorder(UndoRegistrar):
     def start(self, process: ProcessSpec) -> Awaitable[None]:
         if any(call.call == process.call for call in self._calls):
             raise DriverError(f"{process.call}: the claim has a process of this name")
-        return self._begin(process.call, lambda: self._start(process, self._add))
+        return self._begin(process.call, lambda: self._start(process, self._save))
 
     def _entry(self, call: str, step: str, data: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
         """Returns the step as it is recorded. Raises :class:`DriverError` for a step that could not be run or stored."""
@@ -123,10 +121,6 @@ class UndoRecorder(UndoRegistrar):
             return {"step": step, "data": plain_json(dict(data))}
         except ValueError as e:
             raise DriverError(f"{call}: {e}") from None
-
-    async def _add(self, step: dict[str, Any]) -> None:
-        self._steps.append(step)
-        await self._save(list(self._steps))
 
     def _begin(self, call: str, work: Callable[[], Awaitable[None]]) -> Awaitable[None]:
         """Starts ``work`` on the loop. Outside the loop's thread, waits for its end."""

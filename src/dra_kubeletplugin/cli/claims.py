@@ -165,7 +165,7 @@ def _remove_files(settings: Settings, driver: str, path: Path, uid: str) -> None
     specs = ClaimSpecs(settings.cdi_root, driver)
     specs.remove(uid)
     specs.remove_note(uid)
-    MetadataFiles(path.parent, driver).remove(uid)
+    MetadataFiles(path.parent, driver).remove_all(uid)
 
 
 def _confirmed() -> bool:
