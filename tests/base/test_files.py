@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import resource
 import stat
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-import dra_kubeletplugin
 from dra_devkit.cdi.reader import read_spec
 from dra_devkit.testing import node_with
 from dra_devkit.yaml import stream
@@ -171,32 +169,6 @@ async def test_a_record_with_a_gigabyte_of_nothing_after_it_is_kept(tmp_path: Pa
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         assert await manager.records() == {UID: "Prepared"}
         assert f"(UID {UID}) was damaged; it is written again" in " ".join(await manager.claims.notes())
-
-
-OPENERS = re.compile(r"\.(read|write)_(text|bytes)\(|\.open\(\"|(?<![\w.])open\(|os\.open\(|O_TRUNC")
-# Described hosts are the files of a test, and the last is a file of the package.
-ALLOWED = {"base/files.py", "base/forks.py", "host/described_events.py", "resourceapi/schemas/tables.py"}
-OPENED = {  # by module, how often it opens a file itself: null devices, folders, files without a name, sysfs with its own limits
-    "base/processes/local.py": 1,
-    "base/settings/folders.py": 3,
-    "cdi/directory.py": 1,
-    "claims/store/files.py": 1,
-    "host/machine.py": 1,
-    "host/pci_names.py": 1,
-    "host/sysfs.py": 1,
-}
-
-
-def test_the_plugin_opens_files_by_the_functions_that_neither_wait_nor_read_without_a_limit() -> None:
-    root, found = Path(dra_kubeletplugin.__file__).parent, dict[str, int]()
-    for ring in ("base", "cdi", "claims", "devices", "driver", "host", "kube", "metadata", "plugin", "resourceapi"):
-        for path in (root / ring).rglob("*.py"):
-            name = str(path.relative_to(root))
-            code = [line.partition("#")[0] for line in path.read_text().splitlines()]
-            count = sum(bool(OPENERS.search(line)) and " def " not in f" {line}" for line in code)
-            if count and name not in ALLOWED:
-                found[name] = count
-    assert found == OPENED
 
 
 # --- work that hangs ---------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from . import forks
 from .backoff import Backoff
-from .files import NOT_NOW
+from .files import NOT_NOW, open_regular
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.005  # seconds between two attempts
 _MAX_CONTENT = 1 << 20  # bytes
@@ -93,14 +92,14 @@ class _PathLock:
         """Releases the lock and closes the file or folder."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            forks.close(fd)
+            os.close(fd)
 
 
 class FolderLock(_PathLock):
     """A lock on the folder at ``path``. It needs no lock file, which a person could remove. Use it from one thread."""
 
     def _open(self) -> int:
-        return forks.open_file(self.path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 class FileLock(_PathLock):
@@ -119,14 +118,14 @@ class FileLock(_PathLock):
 
     def _open(self) -> int:
         if self._content is None:
-            return forks.open_file(self.path, os.O_RDWR)
+            return open_regular(self.path, os.O_RDWR)
         if self._makes_folder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.pwrite(fd, self._content, 0)
         except BaseException:
-            forks.close(fd)
+            os.close(fd)
             raise
         return fd
 
@@ -154,7 +153,7 @@ def _backoff() -> Backoff:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock of a file. True if this process cannot open any file now."""
     try:
-        fd = forks.open_file(path, os.O_RDWR)
+        fd = open_regular(path, os.O_RDWR)
     except OSError as e:
         return e.errno in NOT_NOW
     try:
@@ -163,7 +162,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        forks.close(fd)
+        os.close(fd)
     return False
 
 

@@ -18,7 +18,6 @@ import msgspec
 import yaml
 
 from ..base.files import at_home, read_file, read_input
-from ..base.yaml import loader
 from ..errors import SettingsError, clip, describe, printable
 from .proxy import Proxy, parse_proxy
 from .tls import Source, TlsFiles, make_context
@@ -263,7 +262,7 @@ def _read_files(paths: str, where: str) -> list[tuple[Path, KubeconfigFile]]:
         try:
             text = read_input(path).decode()
             exists = True
-            content = next((part.value for part in loader.parts(text)), None)
+            content = yaml.safe_load(text)
             if content is not None:
                 found.append((path, msgspec.convert(content, KubeconfigFile)))
         except FileNotFoundError:

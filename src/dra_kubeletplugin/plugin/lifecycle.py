@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from urllib.parse import urlsplit
 
-from ..base import forks
 from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import PROBES, Handler, HttpServer, Request, Response
 from ..base.shared_call import SharedCall
@@ -134,10 +132,6 @@ class Probes:
             url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError if the host name is invalid
             raise SettingsError(f"--http-address (HTTP_ADDRESS) {address}: {describe(e)}") from None
-        port = urlsplit(url).port
-        assert port is not None
-        forks.close_address(port)
-        stack.callback(forks.keep_address, port)
         stop_with_timeout(stack, "closing the probes", server.close)
         log.info("serving metrics and probes at %s", server.shown)
         return url

@@ -15,8 +15,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dra_devkit.yaml import loader as kubectl_yaml
 from dra_devkit.yaml import stream
-from dra_kubeletplugin.base.yaml import loader as kubectl_yaml
+from dra_kubeletplugin.base.yaml import dump
 
 MARK = "\ufeff"
 JSON = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "%s"}}'
@@ -270,7 +271,7 @@ def test_written_documents_are_read_with_their_lines(
         text += MARK if marked else ""
         text += "".join(f"{line}\n" for line in gap)
         lines.append(text.count("\n") + 1)
-        text += f" {json.dumps(value)}\n" if as_json and len(written) > 1 and lines[1:] else kubectl_yaml.dump(value)
+        text += f" {json.dumps(value)}\n" if as_json and len(written) > 1 and lines[1:] else dump(value)
         text += after
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f"

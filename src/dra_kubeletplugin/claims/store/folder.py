@@ -22,7 +22,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ...base import forks
 from ...base.flock import FileLock
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
@@ -148,7 +147,7 @@ class ClaimFolder:
         self._lock.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            forks.close(fd)
+            os.close(fd)
 
     # --- under the lock -------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class ClaimFolder:
 
     def _open(self) -> None:
         """Reads the folder for the first time, or after it or its metadata were lost. Adds the claims that it lacks."""
-        former, self._fd = self._fd, forks.open_file(self.path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        former, self._fd = self._fd, os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         known_meta = self.records.get_meta("")
         try:
             self._seen = {}
@@ -203,14 +202,14 @@ class ClaimFolder:
                 if lost or is_replaced:
                     self.records.set_meta(RECOVER, "pending")
         except BaseException:
-            forks.close(self._fd)
+            os.close(self._fd)
             self._fd, self._modified = former, 0
             self.records.load_meta(known_meta)
             if former < 0:  # nothing is known yet
                 self.records, self.repairs = Records(), 0
             raise
         if former >= 0:
-            forks.close(former)
+            os.close(former)
         self.repairs += 1
 
     def _read_changes(self) -> None:

@@ -64,7 +64,7 @@ def encoded(value: object, form: str, *, unicode: bool = True) -> str:
     plain = document(value)
     if form == "json":
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
-    from ...base.yaml.loader import dump  # imported here, because the other forms need no YAML
+    from ...base.yaml import dump  # imported here, because the other forms need no YAML
 
     return dump(plain, width=120, unicode=unicode)
 

@@ -1,6 +1,11 @@
 """The plugin's connection to the kubelet: sockets, registration, node service and health stream."""
 
-from ...base import forks  # noqa: F401 - sets variables that gRPC reads when it is imported
+import os
+
+# With its own fork handlers, gRPC starts its threads again in a process that a driver forks, which then crashes at random
+# (gRPC 1.85: SIGSEGV, SIGABRT). gRPC reads this variable when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from .node_service import NodeService
 from .registration import Registration
 from .server import UnixServer

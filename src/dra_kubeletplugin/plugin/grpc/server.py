@@ -18,7 +18,6 @@ from pathlib import Path
 
 import grpc.aio
 
-from ...base import forks
 from ...base.flock import FileLock
 from ...errors import SocketError, describe
 from .sockets import MAX_PATH, hidden_name, is_live, lock_of
@@ -68,9 +67,6 @@ class UnixServer:
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
         self._bound = 0
-        self._hidden: set[str] = (
-            set()
-        )  # the addresses that this server's sockets were bound to; a rename does not change them
         self._closed = False
 
     @property
@@ -122,8 +118,6 @@ class UnixServer:
         self.unlink()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()
-        for name in self._hidden:
-            forks.keep_address(name)
         self._lock.remove()
 
     def unlink(self) -> None:
@@ -165,8 +159,6 @@ class UnixServer:
         server = grpc.aio.server(options=_OPTIONS)
         for add in self._services:
             add(server)
-        self._hidden.add(str(hidden))
-        forks.close_address(str(hidden))
         # umask applies to the whole process, so it is not changed: the socket gets its mode before its final name.
         try:
             # gRPC decodes percent signs in its targets.

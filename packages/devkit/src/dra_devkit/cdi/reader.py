@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from dra_devkit.yaml import loader
 from dra_kubeletplugin.base.files import UnsuitableFileError
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml import loader
 from dra_kubeletplugin.cdi.directory import content_of
 from dra_kubeletplugin.cdi.spec import SPEC_SHAPE
 

@@ -62,7 +62,7 @@ from .model import FORMS, Function, HostDescription, Link, NumaNode, VirtualFunc
 from .topology import Fault, Place, check_functions, check_numa, with_defaults
 
 if TYPE_CHECKING:
-    from dra_kubeletplugin.base.yaml.documents import YamlDocument
+    from dra_devkit.yaml.documents import YamlDocument
 
 _STRUCTS = (HostDescription, Function, Link, VirtualFunctions, NumaNode)
 _KEYS = sorted({name for struct in _STRUCTS for name in struct.__struct_encode_fields__})
@@ -74,7 +74,7 @@ def load(path: Path) -> HostDescription:
 
     Raises :class:`SettingsError` with errors and their lines.
     """
-    from dra_kubeletplugin.base.yaml import loader
+    from dra_devkit.yaml import loader
 
     from ..yaml import stream
 

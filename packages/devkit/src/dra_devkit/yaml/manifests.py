@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.yaml.documents import YamlDocument
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.base.text import did_you_mean
-from dra_kubeletplugin.base.yaml.documents import YamlDocument
 from dra_kubeletplugin.errors import QuestionError, printable
 
 from . import stream

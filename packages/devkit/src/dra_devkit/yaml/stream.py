@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
+from dra_devkit.yaml import loader
+from dra_devkit.yaml.documents import YamlDocument
+from dra_devkit.yaml.loader import Builder
 from dra_kubeletplugin.base.files import read_input
-from dra_kubeletplugin.base.yaml import loader
-from dra_kubeletplugin.base.yaml.documents import YamlDocument
-from dra_kubeletplugin.base.yaml.loader import Builder
 from dra_kubeletplugin.errors import clip, printable
 
 STDIN = Path("-")

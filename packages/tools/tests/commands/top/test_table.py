@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml.loader import dump
+from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools.commands.top import explained_overview

@@ -86,7 +86,7 @@ def _yaml(data: bytes) -> Any:
         pass
     import yaml
 
-    from dra_kubeletplugin.base.yaml import loader
+    from dra_devkit.yaml import loader
 
     try:
         found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin.base.yaml.loader import PlainBuilder
+from dra_devkit.yaml.loader import PlainBuilder
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
 

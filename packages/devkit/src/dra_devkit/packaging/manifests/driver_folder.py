@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml.loader import dump
+from dra_kubeletplugin.base.yaml import dump
 
 from . import pod_fields
 from .kustomize import PARAMETERS, kebab, patch_entry, placeholder

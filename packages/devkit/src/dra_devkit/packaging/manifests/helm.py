@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml.loader import dump
+from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, named
 

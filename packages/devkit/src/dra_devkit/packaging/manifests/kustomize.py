@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml.loader import dump
+from dra_kubeletplugin.base.yaml import dump
 
 from .patches import merge_patch
 from .replacements import MARKER, ReplacementPath, markers, places

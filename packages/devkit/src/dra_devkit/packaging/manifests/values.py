@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_devkit.yaml.documents import YamlDocument
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.yaml.documents import YamlDocument
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.errors import SettingsError
 

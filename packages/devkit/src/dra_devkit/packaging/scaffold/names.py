@@ -13,7 +13,7 @@ import yaml
 
 from dra_kubeletplugin import __version__
 from dra_kubeletplugin.base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
-from dra_kubeletplugin.base.yaml.loader import is_text
+from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.errors import SettingsError
 
 MAX_NAME = 32

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from dra_kubeletplugin.base.yaml import FLOAT, INT, NOT_IN_JSON, WORDS
+
 from .documents import YamlDocument
 
 _MAX_DEPTH = 200
@@ -24,12 +26,6 @@ _MAX_DEPTH = 200
 _MAX_FROM_ALIASES = 1_000_000
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"  # the tag of the key ``<<``
-_WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
-for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
-    _WORDS |= {form: ("bool", _boolean) for word in _spellings for form in (word, word.capitalize(), word.upper())}
-_INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_INT_LENGTH = 70  # characters of a 64 bit integer in base 2
 
 
@@ -130,7 +126,7 @@ class Builder:
     def key(self, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode):
             raise _fault(node, "found unhashable key")
-        value = _scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
+        value = _scalar(node) if not NOT_IN_JSON.fullmatch(node.value) else node.value
         if value is None:
             raise _fault(node, "the key is null: put it in quotes")
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -179,55 +175,29 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 def _plain(text: str) -> tuple[str, Any]:
     """Returns tag and value of an unquoted text."""
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in WORDS:
+        return WORDS[text]
     if text == "<<":
         return "merge", text
     if text[0] in "+-.0123456789":
         number = _number(text.replace("_", ""))
         if number is not None:
             return ("int" if isinstance(number, int) else "float"), number
-        if _NOT_IN_JSON.fullmatch(text):
+        if NOT_IN_JSON.fullmatch(text):
             return "float", math.nan
     return "str", text
 
 
 def _number(text: str) -> int | float | None:
-    if len(text) <= _MAX_INT_LENGTH and _INT.fullmatch(text):
+    if len(text) <= _MAX_INT_LENGTH and INT.fullmatch(text):
         octal = re.fullmatch(r"([-+]?)0([0-7]+)", text)
         value = int(f"{octal[1]}{octal[2]}", 8) if octal else int(text, 0)
         if -(2**63) <= value < 2**64:
             return value
-    if _FLOAT.fullmatch(text) and math.isfinite(found := float(text)):
+    if FLOAT.fullmatch(text) and math.isfinite(found := float(text)):
         return int(found) if found.is_integer() and abs(found) < 1e21 else found  # as Go writes it in JSON
     return None
 
 
 def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-
-# --- writing ------------------------------------------------------------------------------------------
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that Kubernetes or PyYAML would read as a value of another type. Writes a text of several lines as a block."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None if is_text(text) else "'"
-    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def dump(value: object, width: int = 140, *, unicode: bool = False) -> str:
-    """Returns the value as YAML that Kubernetes and PyYAML read as this value. Without ``unicode``, the text is ASCII."""
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=unicode, width=width)
-    return text
-
-
-def is_text(text: str) -> bool:
-    """Whether the text is a string also without quotes."""
-    return _plain(text)[0] == "str"

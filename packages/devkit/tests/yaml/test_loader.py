@@ -14,8 +14,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_devkit.yaml import stream
-from dra_kubeletplugin.base.yaml import loader
+from dra_devkit.yaml import loader, stream
+from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.cli import main
 from tests.tools.tree import modules
 
@@ -127,7 +127,7 @@ WRITTEN = st.recursive(
 @given(st.dictionaries(st.text() | WORDS, WRITTEN))
 @example({"1e3": "y", "08": "0o17", "n": "12:30", "=": "<<"})
 def test_dumped_yaml_is_read_unchanged_by_kubernetes_and_by_pyyaml(value: Any) -> None:
-    text = loader.dump(value)
+    text = dump(value)
     (part,) = loader.parts(text)
     assert (part.value, part.duplicate_keys) == (value, [])
     assert yaml.safe_load(text) == value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dra_devkit.yaml.loader import PlainBuilder
 from dra_devkit.yaml.stream import parse_one
-from dra_kubeletplugin.base.yaml.loader import PlainBuilder
 
 CARDS = """\
 one: &card
