@@ -155,7 +155,7 @@ class ClaimFiles:
         """
         with self._translated("removed"):
             self.specs.remove(record.uid)
-            self.metadata.remove(record.uid, (d.get("request", "") for d in record.devices))
+            self.metadata.remove(record)
 
     def remove_note(self, uid: str) -> None:
         """Removes the note of a claim that is rolled back. Otherwise the record would be restored from it."""

@@ -66,7 +66,7 @@ class ClaimManager:
         name, node = settings.driver_name, settings.node_name
         events = events or EventRecorder(client, name, node, metrics)
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
-        self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
+        self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver, is_used=driver.metadata))
         self.store = RecordStore(
             ClaimFolder(settings.records_path, specs, process, boot_id, settings.lock_timeout, metrics)
         )

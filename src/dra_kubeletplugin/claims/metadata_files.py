@@ -8,7 +8,7 @@ written before the spec and removed after the spec, so no container mounts a mis
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..base.json_types import JSON
@@ -45,11 +45,13 @@ class MetadataFiles:
     Args:
         folder: the plugin's folder, with the same path on the host.
         driver: the driver's name.
+        is_used: whether the driver has metadata files now. Otherwise only claims that an earlier version prepared have some.
     """
 
-    def __init__(self, folder: Path, driver: str) -> None:
+    def __init__(self, folder: Path, driver: str, *, is_used: bool = True) -> None:
         self.root = folder / _FOLDER
         self._driver = driver
+        self._is_used = is_used
         # A str, because building path objects would take longer than the system calls of a prepare.
         self._prefix = f"{self.root}/"
 
@@ -105,13 +107,12 @@ class MetadataFiles:
         except OSError:
             return False
 
-    def remove(self, uid: str, requests: Iterable[str]) -> None:
-        """Removes the files of a claim for these requests; missing files are ignored. Raises ``OSError``."""
-        if not os.path.exists(self._prefix):  # noqa: PTH110 - as fast as possible for drivers without metadata
-            return
-        for base in {base_request(request) for request in requests}:
-            if not label(base):  # a request with an invalid name has no file
-                remove_file(self._path(uid, base))
+    def remove(self, record: Record) -> None:
+        """Removes the files of the requests in a record; the record may be older than the files. Raises ``OSError``."""
+        if record.metadata or self._is_used:
+            for base in {base_request(d.get("request", "")) for d in record.devices}:
+                if not label(base):  # a request with an invalid name has no file
+                    remove_file(self._path(record.uid, base))
 
     def remove_all(self, uid: str) -> None:
         """Removes all files of a claim: their names begin with its UID. Raises ``OSError``."""
