@@ -17,11 +17,12 @@ import reference_pages
 import sequence
 import yaml
 
+from dra_devkit import kubernetes_releases
 from dra_devkit.hosts import described, schema
 from dra_devkit.hosts import model as parts
 from dra_devkit.packaging.manifests import monitoring, source_reader
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
+from dra_kubeletplugin.resourceapi import gated_fields
 
 ROOT = Path(__file__).parents[1]
 ALERTS = monitoring.FOLDER / "alerts.yaml"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.validation.slices import validate_spec
 from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
@@ -19,7 +20,6 @@ from dra_kubeletplugin.devices.validation import parse_pools
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import Host
-from dra_kubeletplugin.resourceapi.validation.slices import validate_spec
 
 EVERY = {
     "this": Nodes.this(),

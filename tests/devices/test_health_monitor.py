@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.kubelet.plugins import dial
 from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
@@ -21,7 +22,6 @@ from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.health_monitor import HealthMonitor
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 HEALTHY, UNHEALTHY, UNKNOWN = health_v1_pb2.HEALTHY, health_v1_pb2.UNHEALTHY, health_v1_pb2.UNKNOWN

@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dra_devkit.generations import PoolKey, key_of
+from dra_devkit.kubernetes_releases import DEFAULT, allocator_behavior
 from dra_devkit.scheduling.allocator.pools import DeviceId, gather
 from dra_devkit.scheduling.allocator.results import allocation_result
 from dra_devkit.scheduling.allocator.search import TIME_LIMIT, Search, SearchState, plus
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.generations import PoolKey, key_of
-from dra_kubeletplugin.resourceapi.kubernetes_releases import DEFAULT, allocator_behavior
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
@@ -19,7 +20,6 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope, Publisher, Scope, TaintTimes
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 DRIVER = "d.example.com"
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"

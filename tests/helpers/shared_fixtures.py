@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dra_devkit import kubernetes_releases
 from dra_devkit.localcluster.runtime import runc
-from dra_kubeletplugin.resourceapi import kubernetes_releases
 from tests.release import images
 
 # Hypothesis limits the time of an example to 200 ms, and of ten generated examples to 1 s. A busy machine exceeds both.

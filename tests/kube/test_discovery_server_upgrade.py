@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Pool, PreparedDevice
 from dra_kubeletplugin.plugin.node import Plugin
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 SLICES = "resourceslices.resource.k8s.io"
 

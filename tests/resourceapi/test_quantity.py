@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dra_devkit.schemas.decoding import DecodeError, decode_strictly
+from dra_devkit.schemas.shapes import dra_shape
 from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.resourceapi.quantity import Format, QuantityError, parse, stored
-from dra_kubeletplugin.resourceapi.schemas.decoding import DecodeError, decode_strictly
-from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape
 from tests.helpers.parameters import decode
 
 SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Pool, Taint
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -14,7 +15,6 @@ from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
 from dra_kubeletplugin.resourceapi.decoding import read_device
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.publisher import ScriptedApiServer, running_publisher, scripted_api_server

@@ -16,13 +16,13 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.hosts import described
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.kubelet import Timers
 from dra_devkit.localcluster.kubelet.node import STATUS_UNKNOWN
 from dra_devkit.testing import ClaimSpec, Request, pods
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.crash.harness import DRIVER, NodeHarness
 
 pytestmark = pytest.mark.crash

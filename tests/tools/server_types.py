@@ -1,4 +1,4 @@
-"""Writes ``resourceapi/schemas/types.json``, the types of all kinds that the local API server serves.
+"""Writes ``schemas/types.json`` of the devkit, the types of all kinds that the local API server serves.
 
     python -m tests.tools.server_types kubernetes-1.36.json kubernetes-1.36-protobuf.json /path/to/kubectl
 
@@ -19,7 +19,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from . import protobuf_numbers, types_newer_fields, types_pod_groups
 from .go_structs import GoField, read
 
-OUT = Path(__file__).parents[2] / "src/dra_kubeletplugin/resourceapi/schemas/types.json"
+OUT = Path(__file__).parents[2] / "packages/devkit/src/dra_devkit/schemas/types.json"
 ROOTS = {
     "": (
         "Namespace", "Node", "Pod", "Event", "ServiceAccount", "ConfigMap", "Secret", "Service", "ResourceQuota",

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.testing.cluster import plugin_on
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from gpu_example.driver import Gpu
 from tests.helpers.recordings import recorded_lines
 

@@ -7,12 +7,12 @@ import json
 import msgspec
 import pytest
 
+from dra_devkit.schemas import shapes
+from dra_devkit.schemas.shapes import Struct
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS, SLICES
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.schemas.shapes import Struct
 from dra_tools import encoded_objects
 from dra_tools.encoded_objects import ObjectDecoder
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from bench import fleet_cluster
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.kube import KubeClient, paging
 from dra_kubeletplugin.kube.resource import CLASSES, TAINT_RULES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE
 from dra_tools import Snapshot, explain, overview, take, waiting
 from dra_tools.explanation.explain import objects_of

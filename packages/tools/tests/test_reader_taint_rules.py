@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES, TAINT_RULES, TEMPLATES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_tools import ExplanationState, explain, overview, take
 from dra_tools.doctor import Level, cluster, published
 from dra_tools.reader import served_rules

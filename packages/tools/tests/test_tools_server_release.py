@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from dra_devkit.kubernetes_releases import RELEASES, Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.client import KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import RELEASES, Features
 from dra_tools import ExplanationState, Snapshot, explain, simulate, take
 from dra_tools.watcher import ClusterWatcher
 from tests.helpers.objects import DRIVER, claim, claim_spec, device_class, pod, slice_of

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bench import fleet_cluster
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES, PODS, TAINT_RULES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_tools import Snapshot, overview
 from dra_tools.watcher import ClusterWatcher
 from tests.helpers.waiting import wait_until

@@ -41,7 +41,7 @@ class Condition:
     message: str = ""
 
     def __post_init__(self) -> None:
-        from ..resourceapi.validation.claim_status import (
+        from ..resourceapi.validation.device_status import (
             condition_faults,  # imported here: not every driver reports a status
         )
 
@@ -89,7 +89,7 @@ class NetworkData:
     hardware_address: str = ""
 
     def __post_init__(self) -> None:
-        from ..resourceapi.validation.claim_status import network_data  # imported here: only network drivers need it
+        from ..resourceapi.validation.device_status import network_data  # imported here: only network drivers need it
 
         ips = tuple(self.ips) if isinstance(self.ips, Iterable) and not isinstance(self.ips, str) else (None,)
         if not all(isinstance(ip, str) for ip in ips):

@@ -44,6 +44,19 @@ _CAMEL = {
     "allow_multiple_allocations": "allowMultipleAllocations",
 }
 
+_KNOWN = frozenset(
+    {
+        "name",
+        "attributes",
+        "capacity",
+        "taints",
+        "consumesCounters",
+        "nodeAllocatableResources",
+        *_CAMEL.values(),
+        *NODE_FIELDS,
+    }
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Taint:
@@ -153,7 +166,7 @@ class Device:
         if self.nodes is not None:
             out |= fields.nodes(self.nodes)
         if self.extra:
-            faults = extra_faults(self.extra, alone=False)
+            faults = _extra_faults(self.extra)
             fields.faults += faults
             out |= {} if faults else dict(self.extra)
         return out, fields.faults
@@ -173,11 +186,7 @@ class Device:
 
     def broken_rules(self, built: Mapping[str, Any]) -> list[str]:
         """Returns why the API server would reject ``built``, the first result of :meth:`converted`."""
-        try:
-            return device_faults(built)
-        except Exception as e:  # `extra` may have any structure
-            own = {name: value for name, value in built.items() if name not in self.extra}
-            return [*(extra_faults(self.extra, alone=True) or [describe(e)]), *device_faults(own)]
+        return device_faults(built)
 
 
 def _not_taint(item: object) -> str:
@@ -195,29 +204,20 @@ def _has_names(value: object) -> bool:
     return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
-def extra_faults(extra: Any, *, alone: bool) -> list[str]:
-    """Returns why the API server cannot decode these fields, which would make it reject the whole slice.
-
-    Args:
-        alone: also returns why the API server would reject a device that has only these fields.
-    """
+def _extra_faults(extra: Any) -> list[str]:
+    """Returns why the API server could not decode these fields, which would make it reject the whole slice."""
     if not isinstance(extra, Mapping):
         return [f"extra is {kind_of(extra)}: use a mapping of {MAPPINGS['extra']}"]
-    if "name" in extra:
-        return ["extra: set `name` in Device(name=...), not in extra"]
-    if not _has_names(extra):
-        return ["extra: the name of a field is not text"]
-    from .schemas import decoding, shapes  # imported only here, because the tables take memory
-
     try:
-        msgspec.json.encode(extra)
-        slice_ = {"spec": {"devices": [{"name": "device", **extra}]}}
-        read = decoding.decode(slice_, shapes.dra_shape("ResourceSlice"), [])
-        return device_faults(read["spec"]["devices"][0]) if alone else []
-    except decoding.DecodeError as e:
-        return [f"extra: {e}"]
-    except Exception as e:
+        fields = dict(extra)
+        if known := sorted(_KNOWN.intersection(fields)):
+            return [f"extra: {known[0]} is a field of Device: set it there"]
+        if not _has_names(fields):
+            return ["extra: the name of a field is not text"]
+        msgspec.json.encode(fields)
+    except Exception as e:  # a driver's mapping may read hardware
         return [f"extra: {describe(e)}"]
+    return []
 
 
 @dataclass(frozen=True)

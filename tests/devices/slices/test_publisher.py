@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_devkit.kubernetes_releases import Features
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -21,7 +22,6 @@ from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import InvalidError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.publisher import (
     DRIVER,
     SLICES_PATH,

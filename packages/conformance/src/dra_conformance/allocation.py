@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dra_devkit.generations import generation_of, key_of
 from dra_devkit.scheduling.allocator.faults import AllocationError
 from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, gather
 from dra_devkit.scheduling.allocator.results import allocation_result
 from dra_devkit.scheduling.allocator.search import Search, SearchState
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.generations import generation_of, key_of
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from .catalogue import CheckSkipped

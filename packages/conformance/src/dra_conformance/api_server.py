@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.localcluster.apiserver.certificate import write as write_certificate
 from dra_devkit.localcluster.apiserver.requests import new_metadata, status_response
@@ -26,7 +27,6 @@ from dra_devkit.schemas import protobuf
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import clip
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .transcript import HttpCall, Transcript, cut
 

@@ -15,11 +15,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_devkit.localcluster.apiserver import field_hints, manifest_validation
+from dra_devkit.schemas import shapes
 from dra_devkit.yaml import stream
 from dra_devkit.yaml.manifests import ManifestError
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.resourceapi.schemas import shapes
 from dra_tools.files import from_files
 from tests.helpers.manifests import CLAIM
 from tests.tools.tree import ROOT

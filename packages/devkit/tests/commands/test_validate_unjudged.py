@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_devkit.kubernetes_releases import RELEASES, Stage, gates, stage
 from dra_devkit.localcluster.apiserver.kinds import KINDS
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.resourceapi.kubernetes_releases import RELEASES, Stage, gates, stage
 
 SPEC = {
     "driver": "gpu.example.com",

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import RELEASES, Features, Stage, parse_runtime_config, stage
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import RELEASES, Features, Stage, parse_runtime_config, stage
 from packages.devkit.tests.localcluster.kubelet.harness import TIMERS, KubeletHarness
 from tests.helpers.fake_plugin import HEALTHY, UNHEALTHY
 from tests.helpers.objects import DRIVER, claim, claim_spec, device_class, pod, slice_of

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.informer import POD_GROUPS
 from dra_kubeletplugin.base.json_types import JSON
@@ -18,7 +19,6 @@ from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.localcluster.kubelet.harness import TIMERS, KubeletHarness
 from tests.helpers.fake_plugin import FakePlugin
 from tests.helpers.objects import DRIVER, claim, device_class, pod, slice_of, template

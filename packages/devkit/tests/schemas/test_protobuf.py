@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_devkit.localcluster.apiserver.kinds import KINDS
-from dra_devkit.schemas import protobuf
+from dra_devkit.schemas import protobuf, shapes
+from dra_devkit.schemas.shapes import Field, Form, ListShape, MapShape, Shape, Struct
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.schemas.shapes import Field, Form, ListShape, MapShape, Shape, Struct
 from tests.helpers.protobuf_wire import MALFORMED, envelope, field, varint
 
 SERVED = sorted({(k.group, v, k.kind) for k in KINDS if not k.refused for v in k.versions})

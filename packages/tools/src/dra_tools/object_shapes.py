@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from dra_devkit.generations import key_of
 from dra_devkit.scheduling import cel
 from dra_devkit.scheduling.framework import node_info, pod_groups, pod_info
 from dra_devkit.scheduling.framework.device_taint_rules import SELECTED_BY
+from dra_devkit.schemas import decoding, shapes
+from dra_devkit.validation import claims
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.conversion import GROUP
-from dra_kubeletplugin.resourceapi.generations import key_of
 from dra_kubeletplugin.resourceapi.quantity import parse
-from dra_kubeletplugin.resourceapi.schemas import decoding, shapes
-from dra_kubeletplugin.resourceapi.validation import claims
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 
 FAULTS = (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError, cel.CelError)

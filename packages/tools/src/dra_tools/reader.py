@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dra_devkit.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, QuestionError
 from dra_kubeletplugin.kube import KubeClient, Resource
@@ -26,7 +27,6 @@ from dra_kubeletplugin.kube.resource import (
     TEMPLATES,
 )
 from dra_kubeletplugin.resourceapi.conversion import GROUP
-from dra_kubeletplugin.resourceapi.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS
 
 from .encoded_objects import ObjectDecoder
 from .selected_attributes import selected_attributes

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+from dra_devkit.generations import PoolKey, key_of
+from dra_devkit.kubernetes_releases import allocator_behavior
 from dra_devkit.scheduling.allocator.pools import DeviceId
 from dra_devkit.scheduling.allocator.search import TIME_LIMIT
 from dra_devkit.scheduling.framework import extended, pod_groups, pod_info
@@ -18,8 +20,6 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.text import join_names
 from dra_kubeletplugin.kube.resource import CLASSES, NODES
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.generations import PoolKey, key_of
-from dra_kubeletplugin.resourceapi.kubernetes_releases import allocator_behavior
 
 from .snapshot import Snapshot
 

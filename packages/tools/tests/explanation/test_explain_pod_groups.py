@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_tools import ExplanationState, ReasonKind, Snapshot, explain, overview, take
 from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 

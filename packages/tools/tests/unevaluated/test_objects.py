@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
 from dra_tools.unevaluated.fields import TABLE
 from dra_tools.unevaluated.objects import all_not_evaluated

@@ -13,23 +13,19 @@ from typing import Any
 
 from ...base.json_types import ReadOnlyJSON
 from .. import version
-from ..kubernetes_releases import Features
 from . import names
 from .capacity import capacity as capacity_faults
 from .common import (
     TAINT_EFFECTS,
-    driver_name,
     entry,
     is_attribute_name,
     items,
     node_selector,
-    pool_name,
     qualified_name,
     taint_effect,
     taint_key,
 )
 from .field_errors import FieldError, duplicate, invalid, invalids, required, too_long, too_many, unsupported
-from .metadata import metadata, updated_metadata
 from .node_resources import node_resources
 
 MAX_DEVICES_IN_SLICE = 128
@@ -64,54 +60,8 @@ class Dialect:
     effects: tuple[str, ...] = TAINT_EFFECTS
     separate_slices: bool = True
 
-    @classmethod
-    def of(cls, features: Features) -> Dialect:
-        newer = features.is_at_least("1.35")
-        effects = TAINT_EFFECTS if newer else tuple(e for e in TAINT_EFFECTS if e != "None")
-        return cls(features.has("DRAFractionalCapacityRange"), effects, newer)
-
 
 NEWEST = Dialect()
-
-
-def validate(obj: ReadOnlyJSON, old: ReadOnlyJSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
-    """Returns every error of a ResourceSlice, or of its update if ``old`` is set."""
-    if old is None:
-        return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec", dialect=dialect)
-    return updated_metadata(obj["metadata"], wholly=False) + validate_spec(obj["spec"], "spec", old["spec"], dialect)
-
-
-def validate_spec(
-    spec: ReadOnlyJSON, path: str, old: ReadOnlyJSON | None = None, dialect: Dialect = NEWEST
-) -> list[FieldError]:
-    known = {d["name"]: d for d in (old or {}).get("devices") or []}
-    out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
-    if old is not None:
-        out += _changed(spec, old, path)
-    out += _node_choice(spec, path)
-    sets, devices = spec.get("sharedCounters"), spec.get("devices")
-    if sets is not None and devices is not None and dialect.separate_slices:
-        out.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
-    limit = max_devices(devices or [])
-    per_device = bool(spec.get("perDeviceNodeSelection"))
-
-    def check(device: ReadOnlyJSON, where: str) -> list[FieldError]:
-        before = known.get(device["name"])
-        return validate_device(device, where, per_device=per_device, old=before, dialect=dialect)
-
-    out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"])
-    out += items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
-    return out + slice_options(spec, path)
-
-
-def _changed(spec: ReadOnlyJSON, old: ReadOnlyJSON, path: str) -> list[FieldError]:
-    """Returns an error for each immutable field that an update changes."""
-    fields = (
-        ("pool.name", spec["pool"]["name"], old["pool"]["name"]),
-        ("driver", spec["driver"], old["driver"]),
-        ("nodeName", spec.get("nodeName"), old.get("nodeName")),
-    )
-    return [invalid(f"{path}.{field}", new, "field is immutable") for field, new, was in fields if new != was]
 
 
 def slice_options(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
@@ -145,23 +95,7 @@ def max_devices(devices: list[Any]) -> int:
     return MAX_DEVICES_IN_SLICE
 
 
-def _pool(pool: ReadOnlyJSON, path: str) -> list[FieldError]:
-    out = pool_name(pool["name"], f"{path}.name")
-    if pool["resourceSliceCount"] <= 0:
-        out.append(invalid(f"{path}.resourceSliceCount", pool["resourceSliceCount"], "must be greater than zero"))
-    if pool["generation"] < 0:
-        out.append(invalid(f"{path}.generation", pool["generation"], "must be greater than or equal to zero"))
-    return out
-
-
-def _node_choice(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
-    empty = "must be either unset or set to a non-empty string"
-    rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
-    flags = ("allNodes", "perDeviceNodeSelection")
-    return _exactly_one_place(spec, path, flags, empty, rule, one_term=True)
-
-
-def _exactly_one_place(
+def exactly_one_place(
     owner: ReadOnlyJSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
 ) -> list[FieldError]:
     """Validates the nodes of a slice or device: exactly one of node name, node selector and ``flags`` must be set."""
@@ -360,4 +294,4 @@ def _device_nodes(device: ReadOnlyJSON, path: str, *, per_device: bool) -> list[
         "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` "
         "is set to true in the ResourceSlice spec"
     )
-    return _exactly_one_place(device, path, ("allNodes",), "must not be empty", rule)
+    return exactly_one_place(device, path, ("allNodes",), "must not be empty", rule)

@@ -19,8 +19,8 @@ from dra_kubeletplugin.cli.shell.exit_handling import report
 from dra_kubeletplugin.cli.shell.options import given
 from dra_kubeletplugin.driver import Driver, as_flags, check, load_driver, read_options
 from dra_kubeletplugin.errors import DriverError, SettingsError
-from dra_kubeletplugin.resourceapi.kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
 
+from ..kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from ..localcluster.dev import manifests
 from ..localcluster.dev.drivers import DriverProgram
 from ..localcluster.runtime.images import ImageError, parse_option

@@ -30,10 +30,10 @@ from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.driver.config.kinds import versions
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features, parse_gates
 
 from .. import near_names
 from ..json_schema import json_schema
+from ..kubernetes_releases import Features, parse_gates
 from ..localcluster.apiserver import manifest_validation
 from ..packaging.manifests.source_reader import is_rendered
 from ..yaml import manifests, stream

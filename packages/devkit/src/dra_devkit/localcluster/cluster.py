@@ -24,10 +24,10 @@ from dra_kubeletplugin.kube import KubeClient, Resource, Tls, TlsFiles, load_con
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.errors import AlreadyExistsError, NotFoundError
 from dra_kubeletplugin.kube.resource import EVENTS, PODS
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.resourceapi.validation.names import SUBDOMAIN
 
 from ..hosts import described
+from ..kubernetes_releases import Features
 from ..yaml.manifests import objects
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate

@@ -13,8 +13,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.resourceapi.conversion import GROUP
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ..kubernetes_releases import Features
 from ..scheduling.framework import pod_groups as podgroups
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from dra_kubeletplugin.resourceapi.schemas import tables
-from dra_kubeletplugin.resourceapi.schemas.tables import Schema
+from ..schemas import tables
+from ..schemas.tables import Schema
 
 
 class Scalar(Enum):

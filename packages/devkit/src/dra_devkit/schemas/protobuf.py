@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.schemas.shapes import Field, Form, ListShape, MapShape, Shape, Struct
+
+from ..schemas import shapes
+from ..schemas.shapes import Field, Form, ListShape, MapShape, Shape, Struct
 
 MAGIC = b"k8s\x00"
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"

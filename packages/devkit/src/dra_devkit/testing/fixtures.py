@@ -216,8 +216,7 @@ def local_cluster(
     request: pytest.FixtureRequest, _dra_thread: LoopThread, _dra_server: Path | None
 ) -> Iterator[Cluster]:
     """A new cluster for each test."""
-    from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-
+    from ..kubernetes_releases import Features
     from ..localcluster.cluster import LocalCluster
     from .api import AsyncApi
     from .controlplane import delete_all_objects

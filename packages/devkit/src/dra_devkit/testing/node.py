@@ -16,9 +16,9 @@ from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.host.described_host import is_described
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from ..hosts import described, kernel, schema
+from ..kubernetes_releases import Features
 from ..localcluster.cluster import LocalCluster
 from ..localcluster.kubelet import LocalKubelet, Timers
 from ..localcluster.node_reboot import kill_processes

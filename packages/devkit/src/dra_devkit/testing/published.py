@@ -9,9 +9,10 @@ from dra_kubeletplugin.base.text import did_you_mean, join_names
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.amounts import Capacity
 from dra_kubeletplugin.resourceapi.decoding import read_pool
-from dra_kubeletplugin.resourceapi.generations import key_of, newest_by_pool
 from dra_kubeletplugin.resourceapi.pools import Pool
 from dra_kubeletplugin.resourceapi.types import Device
+
+from ..generations import key_of, newest_by_pool
 
 _DEVICES = 20  # devices listed in an error; a machine may have hundreds of partitions
 _NAMES = 8

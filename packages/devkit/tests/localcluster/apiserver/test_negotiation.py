@@ -12,10 +12,10 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver.kinds import KINDS, Registry, ServedKind
 from dra_devkit.schemas import protobuf
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.localcluster.apiserver.custom_resources import definition
 from packages.devkit.tests.localcluster.apiserver.samples import collection, sample
 from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server

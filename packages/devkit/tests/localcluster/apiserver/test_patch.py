@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dra_devkit.localcluster.apiserver import patch
+from dra_devkit.schemas import tables
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import tables
 
 POD = tables.named("core.v1.Pod")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.localcluster.cluster import LocalCluster, SecureServing
 from dra_devkit.testing import ClaimSpec, Request
@@ -21,7 +22,6 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.errors import BadRequestError, ConflictError, InvalidError, NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.ports import refusing_port
 from tests.helpers.waiting import wait_until
 from tests.tools.tree import ROOT

@@ -8,12 +8,12 @@ import random
 import msgspec
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import watching
 from dra_devkit.localcluster.apiserver.kinds import Registry
 from dra_devkit.localcluster.apiserver.requests import RequestInfo
 from dra_devkit.localcluster.apiserver.storage import Storage
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 
 class Reader:

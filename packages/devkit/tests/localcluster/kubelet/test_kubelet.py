@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.kubelet import Timers
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.localcluster.kubelet.harness import TIMERS, KubeletHarness
 from tests.helpers.fake_plugin import ConnectionCounter, FakePlugin
 from tests.helpers.objects import DRIVER, slice_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.packaging.manifests.values import merged
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.packaging.manifests.cluster_commands import TIMEOUT, run
 from packages.devkit.tests.packaging.manifests.rendering import (
     ALL,

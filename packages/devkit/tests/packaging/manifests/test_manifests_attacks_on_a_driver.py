@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.packaging.manifests.values import merged
 from dra_kubeletplugin.base.json_types import JSON
@@ -17,7 +18,6 @@ from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.errors import ForbiddenError, InvalidError
 from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, EVENTS, LEASES, SLICES
 from dra_kubeletplugin.resourceapi.conversion import convert
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.packaging.manifests.deployed import Deployed
 from packages.devkit.tests.packaging.manifests.rendering import LEAST, plain
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.packaging.manifests.values import merged
 from dra_devkit.testing import DriverNode
@@ -34,7 +35,6 @@ from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SECRETS, SLICES
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.resourceapi.conversion import convert
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from packages.devkit.tests.packaging.manifests.deployed import Deployed
 from packages.devkit.tests.packaging.manifests.rendering import LEAST, Renderings
 from tests.helpers.api_server import ApiCaller

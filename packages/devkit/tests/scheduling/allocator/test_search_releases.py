@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features, allocator_behavior, nearest
 from dra_devkit.scheduling.allocator.faults import AllocationError
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features, allocator_behavior, nearest
 from tests.helpers.allocator import Allocator
 
 DRIVER = "gpu.example.com"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dra_devkit.generations import PoolKey, generation_of, key_of, newest
 from dra_devkit.scheduling.framework.device_taint_rules import tainted
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names, natural
@@ -18,7 +19,6 @@ from dra_kubeletplugin.kube.decoding import Bare
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import CLASSES, NODES, SLICES
-from dra_kubeletplugin.resourceapi.generations import PoolKey, generation_of, key_of, newest
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
 from ..doubled_resources import doubled_resources, overlapping

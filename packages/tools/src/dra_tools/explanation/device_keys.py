@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
+from dra_devkit.generations import PoolKey, key_of
 from dra_devkit.scheduling.allocator.pools import DeviceId, is_here
 from dra_devkit.scheduling.framework.claim_cache import UNUSED, AllocatedState, is_allocated
 from dra_devkit.scheduling.framework.node_allocation import Allocated, Fingerprints, NodeAllocator
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.generations import PoolKey, key_of
 
 from ..scheduler_view import SchedulerView
 

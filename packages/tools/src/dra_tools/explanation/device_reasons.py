@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dra_devkit.generations import PoolKey, generation_of, key_of, newest
 from dra_devkit.scheduling import cel
 from dra_devkit.scheduling.allocator import capacity, selection
 from dra_devkit.scheduling.allocator.faults import AllocationError
@@ -20,7 +21,6 @@ from dra_devkit.scheduling.framework.claim_cache import UNUSED, AllocatedState
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names
-from dra_kubeletplugin.resourceapi.generations import PoolKey, generation_of, key_of, newest
 from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical, parse, text_beside
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE as UNHEALTHY
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of

@@ -13,10 +13,10 @@ from dra_devkit.scheduling import cel
 from dra_devkit.scheduling.framework import filters, pod_groups, pod_info
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_devkit.scheduling.framework.pod_info import PodInfo
+from dra_devkit.schemas import decoding, shapes
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import QuestionError, describe
 from dra_kubeletplugin.resourceapi.defaulting import apply, now
-from dra_kubeletplugin.resourceapi.schemas import decoding, shapes
 
 from ..object_shapes import FAULTS, RULES, validated
 from ..snapshot import KINDS as READ

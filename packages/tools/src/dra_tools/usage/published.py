@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dra_devkit.generations import PoolKey
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.errors import clip
-from dra_kubeletplugin.resourceapi.generations import PoolKey
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE, reason_of
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from dra_devkit.generations import PoolKey, newest
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.generations import PoolKey, newest
 from dra_kubeletplugin.resourceapi.quantity import Quantity, text_beside
 
 from .availability import NOTHING, PoolUsage, consumed

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import decoding, shapes
-from dra_kubeletplugin.resourceapi.schemas.decoding import DecodeError
-from dra_kubeletplugin.resourceapi.validation import metadata as metadata_rules
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, invalid, required, unsupported
 
 from ...scheduling.cel.patterns import regex
+from ...schemas import decoding, shapes
+from ...schemas.decoding import DecodeError
 from ...schemas.merging import Type, from_schema
+from ...validation import metadata as metadata_rules
 from . import custom_rules
 from .columns import AGE, NAME, Column, since, value_at
 from .kinds import ServedKind

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ...schemas.object_fields import fields_at
 from .kinds import ServedKind
 

@@ -1,6 +1,6 @@
 """Finds unknown fields and values of a wrong type in an object, and adds hints for the author of the manifest.
 
-A real API server reports only the first wrong type, with Go's type names: see ``resourceapi.schemas.decoding``.
+A real API server reports only the first wrong type, with Go's type names: see ``schemas.decoding``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.errors import printable
-from dra_kubeletplugin.resourceapi.schemas import decoding
-from dra_kubeletplugin.resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
+
+from ...schemas import decoding
+from ...schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
 Enclosing = Sequence[tuple[str, Struct]]  # the path and type of each object that encloses a field, the outermost first
 _WANTED = {

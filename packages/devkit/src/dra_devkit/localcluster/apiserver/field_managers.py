@@ -10,9 +10,8 @@ import msgspec
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.conversion import convert
-from dra_kubeletplugin.resourceapi.schemas import decoding, shapes
 
-from ...schemas import typed
+from ...schemas import decoding, shapes, typed
 from ...schemas.field_paths import Path, shown
 from ...schemas.merging import MapOf
 from . import apply, custom, strategy

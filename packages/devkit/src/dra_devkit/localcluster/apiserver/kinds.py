@@ -8,8 +8,8 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.conversion import GROUP
-from dra_kubeletplugin.resourceapi.kubernetes_releases import POD_GROUP_VERSIONS, Features
 
+from ...kubernetes_releases import POD_GROUP_VERSIONS, Features
 from ...scheduling.framework import pod_groups
 from . import columns
 from .columns import Column

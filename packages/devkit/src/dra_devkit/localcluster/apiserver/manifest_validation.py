@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features, gate_phrase
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.validation import claims
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 
+from ...kubernetes_releases import Features, gate_phrase
+from ...schemas import shapes
+from ...validation import claims
 from ...yaml.manifests import Manifest
 from . import dropped_fields, field_hints, strategy
 from .kinds import KINDS, Registry, ServedKind

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import tables
 
-from ...schemas import openapi_wire
+from ...schemas import openapi_wire, tables
 from .discovery import Discovery
 from .kinds import Registry, ServedKind
 

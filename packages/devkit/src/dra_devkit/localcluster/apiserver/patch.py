@@ -6,8 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dra_kubeletplugin.resourceapi.schemas import tables
-
+from ...schemas import tables
 from .requests import RequestInfo
 from .status_errors import StatusError, bad_request
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.resourceapi.kubernetes_releases import RELEASES, Features, Stage, gate_phrase, gates, stage
+
+from ...kubernetes_releases import RELEASES, Features, Stage, gate_phrase, gates, stage
 
 IsValid = Callable[[JSON, Features], bool]
 

@@ -12,8 +12,8 @@ from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Respo
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import ApiConfig, Tls
 from dra_kubeletplugin.kube.credentials import Token
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ...schemas import openapi_wire
 from ..runtime.interface import ContainerRuntime
 from . import auth, custom, negotiation, roles

@@ -13,12 +13,12 @@ from typing import Any
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi import defaulting as defaults
 from dra_kubeletplugin.resourceapi.conversion import GROUP, convert
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from dra_kubeletplugin.resourceapi.schemas import decoding, shapes
-from dra_kubeletplugin.resourceapi.validation import claim_status, claims, metadata, slices
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 
+from ...kubernetes_releases import Features
 from ...scheduling import cel
+from ...schemas import decoding, shapes
+from ...validation import claim_status, claims, metadata, slices
 from . import custom, dropped_fields
 from .kinds import ServedKind
 from .validation import defaulting, events, objects
@@ -260,7 +260,7 @@ def _structured_faults(
     compile_selector = functools.partial(cel.compile_selector, list_attributes=features.has("DRAListTypeAttributes"))
     match kind.kind:
         case "ResourceSlice":
-            return slices.validate(obj, old, slices.Dialect.of(features))
+            return slices.validate(obj, old, slices.dialect_of(features))
         case "ResourceClaim":
             if status and old is not None:
                 faults = claim_status.validate_admin_access(obj, old, namespace_labels)

@@ -10,9 +10,9 @@ from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_kubeletplugin.resourceapi.label_selectors import selected
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.schemas.decoding import DecodeError, decode
 
+from ...schemas import shapes
+from ...schemas.decoding import DecodeError, decode
 from . import field_managers, patch, request_decoding, service_account_tokens, strategy
 from .admission import Admission
 from .admission.attributes import ObjectKind

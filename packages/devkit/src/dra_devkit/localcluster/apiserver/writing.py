@@ -10,10 +10,10 @@ from typing import Any
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 from dra_kubeletplugin.resourceapi.validation.field_errors import invalid as invalid_field
 
+from ...kubernetes_releases import Features
 from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
 from .access import AccessRequest
 from .admission import Admission, builtin

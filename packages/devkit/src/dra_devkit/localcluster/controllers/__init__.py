@@ -8,8 +8,8 @@ from typing import Any
 
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS, SLICES, TEMPLATES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ..informer import Informers, pod_groups, taint_rules
 from .base import Controller
 from .claims import ClaimController

@@ -14,8 +14,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.generations import generation_of, newest
 
+from ...generations import generation_of, newest
 from ...scheduling.allocator.taints import tolerates
 from ...scheduling.framework import pod_groups
 from ...scheduling.framework.claim_cache import is_allocated, reserved_for

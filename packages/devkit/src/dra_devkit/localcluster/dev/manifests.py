@@ -14,8 +14,8 @@ from typing import Any
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import NotFoundError
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ...yaml import manifests
 from ...yaml.manifests import Manifest, ManifestError
 from ..apiserver import manifest_validation

@@ -21,8 +21,8 @@ import grpc.aio
 import msgspec
 
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.kubernetes_releases import KubeletBehavior
 
+from ...kubernetes_releases import KubeletBehavior
 from .plugins import PluginWatcher
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 import grpc.aio
 
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
-from dra_kubeletplugin.resourceapi.kubernetes_releases import KubeletBehavior
 
+from ...kubernetes_releases import KubeletBehavior
 from .plugins import Connection
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES, PODS
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ...scheduling.framework.pod_info import is_finished
 from ..event_recorder import EventRecorder
 from ..informer import Informers, ObjectChange

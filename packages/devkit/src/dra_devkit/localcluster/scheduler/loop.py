@@ -15,8 +15,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ...kubernetes_releases import Features
 from ...scheduling.framework import device_taint_rules, devices, pod_info, queueing_hints, scoring, unsupported
 from ...scheduling.framework.binding import TIMEOUT
 from ...scheduling.framework.cache import Cache

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.driver import Driver
-from dra_kubeletplugin.resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, named
 
+from ...schemas.shapes import Form, ListShape, MapShape, Shape, Struct, named
 from . import option_validation
 from .pod_fields import ALL
 from .pod_values_validation import OWN_LABEL

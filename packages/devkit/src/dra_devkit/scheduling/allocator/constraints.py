@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import AllocatorBehavior
 
+from ...kubernetes_releases import AllocatorBehavior
 from .pools import Candidate
 
 _KINDS = (("string", "strings"), ("int", "ints"), ("bool", "bools"), ("version", "versions"))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi import node_selectors as nodes
-from dra_kubeletplugin.resourceapi.generations import PoolKey, generation_of, key_of, newest_by_pool
 
+from ...generations import PoolKey, generation_of, key_of, newest_by_pool
 from .. import cel
 
 SlicesOfPool = Callable[[PoolKey], Sequence[ReadOnlyJSON]]

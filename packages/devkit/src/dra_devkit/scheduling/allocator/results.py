@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import AllocatorBehavior
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 
+from ...kubernetes_releases import AllocatorBehavior
 from . import capacity
 from .faults import AllocationError
 from .pools import Candidate

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
+from ...kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
 from . import capacity, constraints, counters, pruning, selection
 from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import AllocatorPool, Candidate, DeviceId

@@ -14,9 +14,9 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.generations import PoolKey
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
+from ...generations import PoolKey
 from ..allocator.pools import DeviceId
 from ..allocator.search import plus
 

@@ -17,9 +17,9 @@ from uuid import uuid4
 import msgspec
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.generations import PoolKey
-from dra_kubeletplugin.resourceapi.kubernetes_releases import AllocatorBehavior
 
+from ...generations import PoolKey
+from ...kubernetes_releases import AllocatorBehavior
 from ..allocator.faults import AllocationTimeout
 from ..allocator.pools import AllocatorPool, DeviceId
 from ..allocator.results import allocation_result

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.generations import PoolKey, key_of
 
+from ...generations import PoolKey, key_of
 from ..allocator.pools import AllocatorPool, gather, is_relevant, order_of
 from .node_info import NodeInfo
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
+from ....kubernetes_releases import Features
 from .. import strategy
 from ..access import Access
 from ..auth import User

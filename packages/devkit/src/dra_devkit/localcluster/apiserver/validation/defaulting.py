@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.schemas import shapes
-from dra_kubeletplugin.resourceapi.schemas.shapes import ListShape, MapShape, Struct
 
+from ....schemas import shapes
+from ....schemas.shapes import ListShape, MapShape, Struct
 from ..kinds import ServedKind
 from .pod_defaults import pod_defaults, qos_class, spec_defaults
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.quantity import Quantity, QuantityError
-from dra_kubeletplugin.resourceapi.validation import common, metadata, names
+from dra_kubeletplugin.resourceapi.validation import common, names
 from dra_kubeletplugin.resourceapi.validation.field_errors import (
     FieldError,
     duplicate,
@@ -19,6 +19,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     unsupported,
 )
 
+from ....validation import metadata
 from ..kinds import ServedKind
 from . import policies
 from .label_selectors import label_selector

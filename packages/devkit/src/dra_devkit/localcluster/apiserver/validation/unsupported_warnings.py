@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-
+from ....kubernetes_releases import Features
 from ..kinds import ServedKind
 
 _SERVICE = (

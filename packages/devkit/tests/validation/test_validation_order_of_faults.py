@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
+from packages.devkit.tests.validation.objects import a_slice, claim, policy, request, template
 from tests.helpers.strict_writes import post, put
-from tests.resourceapi.validation.objects import a_slice, claim, policy, request, template
 
 ADMIN = "Forbidden spec.devices.requests[{}].adminAccess"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from ...base.json_types import ReadOnlyJSON
-from . import names
-from .common import items, opaque, qualified_name, taint_effect, taint_key
-from .field_errors import (
+from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.resourceapi.validation import names
+from dra_kubeletplugin.resourceapi.validation.common import items, opaque, qualified_name, taint_effect, taint_key
+from dra_kubeletplugin.resourceapi.validation.field_errors import (
     FieldError,
     ProgramFault,
     forbidden,
@@ -24,6 +24,7 @@ from .field_errors import (
     too_long,
     unsupported,
 )
+
 from .metadata import metadata, template_metadata, updated_metadata
 
 MAX_REQUESTS = 32

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...base.json_types import ReadOnlyJSON
-from . import names
-from .field_errors import FieldError, forbidden, invalid, invalids, required, too_long
+from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.resourceapi.validation import names
+from dra_kubeletplugin.resourceapi.validation.field_errors import (
+    FieldError,
+    forbidden,
+    invalid,
+    invalids,
+    required,
+    too_long,
+)
 
 MAX_ANNOTATION_BYTES = 256 * 1024
 MAX_GENERATED_BASE = 58  # characters of generateName that a generated name keeps

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from ...base.json_types import JSON
-from .. import quantity
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi import quantity
+
 from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")

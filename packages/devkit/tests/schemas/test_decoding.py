@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.resourceapi.schemas.decoding import DecodeError, decode, decode_strictly, empty, without_empty
-from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape, kind_shape
+from dra_devkit.schemas.decoding import DecodeError, decode, decode_strictly, empty, without_empty
+from dra_devkit.schemas.shapes import dra_shape, kind_shape
 
 SLICE = dra_shape("ResourceSlice")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import SettingsError
+from dra_kubeletplugin.errors import SettingsError
 
 RELEASES = ("1.34", "1.35", "1.36", "1.37")
 DEFAULT = "1.36"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
+from packages.devkit.tests.validation.objects import a_slice, claim, device, policy, request, template
 from tests.helpers.strict_writes import post, put
-from tests.resourceapi.validation.objects import a_slice, claim, device, policy, request, template
 
 OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
 SELECTOR = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}

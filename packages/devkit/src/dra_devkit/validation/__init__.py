@@ -1,0 +1,1 @@
+"""The API server's validation of whole objects of resource.k8s.io, with its own error texts."""

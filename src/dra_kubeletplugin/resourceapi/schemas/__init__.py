@@ -1,1 +1,0 @@
-"""The types of the served kinds: their fields, and how they are decoded, merged and published as OpenAPI."""
