@@ -8,6 +8,7 @@ from pathlib import Path
 from dra_kubeletplugin.base.flock import FileLock, remove_unlocked
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
+from dra_kubeletplugin.devices.slices.slice_objects import existing_slice
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.plugin.grpc import remove_stale
 
@@ -65,9 +66,10 @@ def remove_lock(folder: Path) -> None:
 
 
 def save_taint_times(folder: Path) -> None:
-    times = TaintTimes(folder / "taint-times.json")
-    times._load()
-    times._keep({"pool": {"device": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
+    meta = {"name": "s", "uid": "u", "resourceVersion": "1"}
+    devices = [{"name": "device", "taints": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}]
+    spec = {"pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
+    TaintTimes(folder / "taint-times.json").learn([existing_slice({"metadata": meta, "spec": spec})])
 
 
 def remove_socket(folder: Path) -> None:

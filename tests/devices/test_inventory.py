@@ -412,7 +412,7 @@ async def test_an_invalid_report_leaves_the_last_report_in_force(report: object)
 # --- devices ----------------------------------------------------------------------------------------
 
 
-INVALID_RESULTS: list[Any] = [None, 5, "devices", {"a": Device("a")}, [Device("a")] * 100_000]
+INVALID_RESULTS: list[Any] = [None, 5, "devices", {"a": Device("a")}, (Device(n) for n in "ab")]
 
 
 @pytest.mark.parametrize("result", INVALID_RESULTS, ids=lambda a: repr(a)[:20])

@@ -15,7 +15,7 @@ def test_a_problem_and_its_remedy_are_one_line() -> None:
     check = Check("driver-root", "no libgpu.so\nbelow /run\udc80", "mount /run/gpu")
     assert check.sentence == "check driver-root: no libgpu.so below /run\ufffd: mount /run/gpu"
     assert Check("driver-root", "missing").sentence == "check driver-root: missing"
-    assert parse_checks(c for c in [check]) == (check,)
+    assert parse_checks([check]) == (check,)
 
 
 @pytest.mark.parametrize("name", ["", "Driver root", "a" * 41, "-a", 7, None])

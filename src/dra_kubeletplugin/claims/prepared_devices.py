@@ -113,7 +113,7 @@ def _matched(
     claim: Claim, shown: str, prepared: Iterable[PreparedDevice]
 ) -> list[tuple[AllocatedDevice, PreparedDevice]]:
     """Pairs every allocated device with its one prepared device."""
-    if not isinstance(prepared, Iterable):
+    if not isinstance(prepared, (list, tuple)):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare returned {_type(prepared)}, not a list of PreparedDevice{hint}")
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}

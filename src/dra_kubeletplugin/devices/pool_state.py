@@ -142,10 +142,13 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     )
     if per_device:
         gone = {name: entry.with_nodes(pool.nodes) for name, entry in gone.items()}
-    entries = {
-        name: validate_device(d, pool.nodes, per_device=per_device, before=before.present.get(name))
+    validated = [
+        validate_device(d, pool.nodes, per_device=per_device, before=before.present.get(name))
         for name, d in found.items()
-    }
+    ]
+    # By the name in the entry, which is the earlier string if the device is unchanged. A new string would keep the memory page alive that
+    # it shares with the objects of the new result: 4 MiB for 2,048 devices.
+    entries = {entry.name: entry for entry in validated}
     found_sets, unnamed_sets = by_name(pool.counter_sets, CounterSet, "counter_sets")
     names = Counter(name_of(s, CounterSet) for s in pool.counter_sets)
     # Which of two sets is right is unknown, so the devices that consume it are not published.

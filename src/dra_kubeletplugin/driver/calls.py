@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from ..base.signals import Interrupted
@@ -122,40 +123,30 @@ class Calls:
         return _Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result()
 
     async def _in_thread(self, running: _Running, run: Callable[[], Any]) -> _Outcome:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_Outcome] = loop.create_future()
+        future: Future[_Outcome] = Future()
+        future.set_running_or_notify_cancel()  # a thread cannot be cancelled
         context = contextvars.copy_context()
-
-        def deliver(outcome: _Outcome) -> None:
-            if future.done():
-                _log_unused(running.name, outcome)
-            else:
-                future.set_result(outcome)
 
         def job() -> None:
             outcome = context.run(_outcome, run)
             self._end(running)
-            try:
-                # An exception is passed on as a value, because a Future does not accept StopIteration.
-                loop.call_soon_threadsafe(deliver, outcome)
-            except RuntimeError:  # the loop is closed: no caller waits any more
-                _log_unused(running.name, outcome)
-
-        def give_up() -> None:
-            if not future.done() and self._threads.withdraw(job):
-                self._end(running)
-                future.set_result(_Outcome(error=self._no_thread(running.name)))
+            future.set_result(outcome)
 
         self._threads.submit(job)
-        timer = loop.call_later(self.thread_wait, give_up)
+        result = asyncio.wrap_future(future)
         try:
-            return await future
-        except asyncio.CancelledError:
+            await asyncio.wait({result}, timeout=self.thread_wait)
             if self._threads.withdraw(job):
                 self._end(running)
+                return _Outcome(error=self._no_thread(running.name))
+            return await result
+        except asyncio.CancelledError:
+            result.cancel()
+            if self._threads.withdraw(job):
+                self._end(running)
+            else:
+                future.add_done_callback(lambda f: _log_unused(running.name, f.result()))
             raise
-        finally:
-            timer.cancel()
 
     def _no_thread(self, name: str) -> DriverFailedError:
         oldest, seconds = self.running()[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import DriverError, clip, shown
@@ -50,12 +49,11 @@ class Check:
 
 def parse_checks(result: object) -> tuple[Check, ...]:
     """Validates a result of :meth:`Driver.checks`. Raises :class:`DriverError`."""
-    if not isinstance(result, Iterable):
+    if not isinstance(result, (list, tuple)):
         raise DriverError(f"checks() returned {shown(result)}: it must return a list of Check")
     found = tuple(result)
-    for check in found:
-        if not isinstance(check, Check):
-            raise DriverError(f"checks() returned {shown(check)}: it must return a list of Check")
+    if wrong := [check for check in found if not isinstance(check, Check)]:
+        raise DriverError(f"checks() returned {shown(wrong[0])}: it must return a list of Check")
     names = [check.name for check in found]
     if twice := next((n for n in names if names.count(n) > 1), None):
         raise DriverError(f"checks() returned the check {twice} twice")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .nodes import Nodes
 from .types import CounterSet, Device
 
-__all__ = ["MAX_DEVICES_READ", "Nodes", "Pool"]
-MAX_DEVICES_READ = 65_536  # at most one more device is read, because a generator may never end
+__all__ = ["Nodes", "Pool"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,3 @@ class Pool:
         return out | (
             {"skipNodeOperations": [skipped] if isinstance(skipped, str) else list(skipped)} if skipped else {}
         )
-
-    def __post_init__(self) -> None:
-        # Generators are read here, inside the driver's call. A value that is not a list is reported when the pool is read.
-        for name in ("devices", "counter_sets"):
-            value = getattr(self, name)
-            if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
-                object.__setattr__(self, name, tuple(itertools.islice(value, MAX_DEVICES_READ + 1)))

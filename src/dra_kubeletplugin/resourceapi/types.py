@@ -7,7 +7,7 @@ returned its list: an invalid value is then a fault of its device only, see :met
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,8 +124,6 @@ class Device:
     data: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.taints, Iterator):
-            object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be consumed only once
         # Thousands of devices share a few names. Interning stores each once, even if the driver computes them.
         if type(self.attributes) is dict:
             shared = {sys.intern(k) if type(k) is str else k: v for k, v in self.attributes.items()}

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_kubeletplugin import Device, Pool
@@ -14,6 +15,7 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
+from dra_kubeletplugin.devices.slices.slice_objects import existing_slice
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
@@ -119,10 +121,34 @@ async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> 
     assert len(server.objects) == 2
 
 
+TIMED: dict[str, Any] = {
+    "metadata": {"name": "s", "uid": "u", "resourceVersion": "1"},
+    "spec": {
+        "pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "d", "taints": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}],
+    },
+}
+
+
 def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "taint-times.json"
     path.mkdir()  # A folder at the file's path makes each write of the file fail.
-    times = TaintTimes(path)
-    times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
+    TaintTimes(path).learn([existing_slice(TIMED)])
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot write" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["yesterday", "2026-13-01T00:00:00Z", 5])
+def test_a_file_with_a_damaged_time_is_dropped_and_logged(
+    damaged: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "taint-times.json"
+    TaintTimes(path).learn([existing_slice(TIMED)])
+    restarted = TaintTimes(path)
+    restarted.learn([])
+    assert restarted.of("pool") == {"d": TIMED["spec"]["devices"][0]["taints"]}
+    path.write_bytes(msgspec.json.encode({"pool": {"d": [{"key": "k", "timeAdded": damaged}]}}))
+    restarted = TaintTimes(path)
+    restarted.learn([])
+    assert restarted.of("pool") == {}
+    assert "taints may get new times" in caplog.text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,12 @@ from .slice_objects import ExistingSlice
 log = logging.getLogger(__name__)
 TAINT_TIMES = "taint-times.json"  # name of the file in the plugin's folder
 Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
+
+
+class _Taint(msgspec.Struct, rename="camel"):
+    """The field of a taint that is checked: with a malformed time, the API server would reject the slice."""
+
+    time_added: datetime | None = None
 
 
 class TaintTimes:
@@ -61,7 +68,9 @@ class TaintTimes:
             return
         self._read = True
         try:
-            self._times = msgspec.json.decode(content_of(str(self._path)), type=Times)
+            content = content_of(str(self._path))
+            msgspec.json.decode(content, type=dict[str, dict[str, list[_Taint]]])
+            self._times = msgspec.json.decode(content, type=Times)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as e:
