@@ -13,6 +13,7 @@ from dra_devkit.localcluster.informer import Informers
 from dra_devkit.localcluster.supervision import ComponentEnded, Supervisor
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.errors import InvalidError
 from dra_kubeletplugin.kube.resource import CLAIMS, EVENTS, NAMESPACES, PODS
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
 
@@ -79,7 +80,7 @@ async def test_a_rejected_write_does_not_block_other_objects() -> None:
         await cluster.wait("the claim of the other pod", is_created)
 
 
-async def test_a_failure_of_a_deleted_object_is_not_logged_and_other_failures_are(
+async def test_a_failure_of_a_deleted_or_replaced_object_is_not_logged_and_other_failures_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class EmptyController(Controller):
@@ -95,7 +96,14 @@ async def test_a_failure_of_a_deleted_object_is_not_logged_and_other_failures_ar
                 await cluster.client.update(
                     CLAIMS, {"metadata": {"name": "gone", "namespace": "default"}, "spec": claim_spec()}
                 )
-            controller._failed(Key(CLAIMS, "default", name), e.value)
+            controller.report_failure(Key(CLAIMS, "default", name), e.value)
+            assert any("looks" in r.message for r in caplog.records if r.levelname == "WARNING") is is_logged
+        await cluster.apply(claim("c"))
+        for metadata, is_logged in (({"uid": "of-the-deleted"}, False), ({"labels": {"a": "/"}}, True)):
+            caplog.clear()
+            with pytest.raises(InvalidError) as refused:
+                await cluster.client.patch(CLAIMS, "c", {"metadata": metadata}, "default")
+            controller.report_failure(Key(CLAIMS, "default", "c"), refused.value)
             assert any("looks" in r.message for r in caplog.records if r.levelname == "WARNING") is is_logged
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import importlib.metadata
 import os
 import signal
@@ -13,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
+from dra_kubeletplugin.base.flock import FileLock
 from dra_kubeletplugin.base.telemetry.logs import configure
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
@@ -65,23 +65,18 @@ def _locked(state: Path | None) -> Iterator[None]:
     if state is None:
         yield
         return
-    try:
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (state / "lock").open("a+")
-    except OSError as e:
-        raise SettingsError(f"--state-dir {state} cannot be written: {e.strerror or e}") from None
-    with lock:
+    with contextlib.closing(FileLock(state / "lock")) as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            is_free = lock.try_acquire()
+        except OSError as e:
+            raise SettingsError(f"--state-dir {state} cannot be written: {e.strerror or e}") from None
+        if not is_free:
+            holder = lock.read().decode().strip() or "unknown"
             raise SettingsError(
-                f"--state-dir {state} is in use by another `dra dev` (process {lock.read().strip() or 'unknown'}): "
-                "use another folder"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+                f"--state-dir {state} is in use by another `dra dev` (process {holder}): use another folder"
+            )
+        lock.write(f"{os.getpid()}\n".encode())
         yield
 
 

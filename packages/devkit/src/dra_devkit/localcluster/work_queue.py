@@ -8,35 +8,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from dra_kubeletplugin.base.backoff import Backoff
+from dra_kubeletplugin.base.telemetry.log_once import LogOnce
 
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """The pause in seconds before a key is retried. It doubles with each consecutive failure.
+class WorkQueue(Generic[K]):
+    """A queue for one event loop. Keys are returned in the order in which they were added.
 
-    ``longest`` is 1,000 s in Kubernetes, which is too long for development.
+    Args:
+        first: seconds before the first retry of a key. The pause doubles with each consecutive failure.
+        longest: the longest pause in seconds. It is 1,000 s in Kubernetes, which is too long for development.
     """
 
-    first: float = 0.005
-    longest: float = 10.0
-
-    def pause(self, failures: int) -> float:
-        return min(self.longest, self.first * 2.0 ** min(failures, 40))
-
-
-class WorkQueue(Generic[K]):
-    """A queue for one event loop. Keys are returned in the order in which they were added."""
-
-    def __init__(self, backoff: Backoff | None = None) -> None:
-        self.backoff = backoff or Backoff()
+    def __init__(self, first: float = 0.005, longest: float = 10.0) -> None:
+        self._pauses = first, longest
         self._waiting: deque[K] = deque()
         self._dirty: set[K] = set()  # keys to be processed
         self._working: set[K] = set()
-        self._failures: dict[K, int] = {}
+        self._failing: dict[K, Backoff] = {}
+        self._reported = LogOnce()
         self._later: dict[K, asyncio.TimerHandle] = {}
         self._added = asyncio.Event()
 
@@ -71,25 +65,21 @@ class WorkQueue(Generic[K]):
 
     def retry(self, key: K) -> float:
         """Adds the key again after its backoff. Returns the pause in seconds."""
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        pause = self.backoff.pause(failures)
+        pause = self._failing.setdefault(key, Backoff(*self._pauses)).next()
         self.add_after(key, pause)
         return pause
 
     def retry_now(self) -> None:
         """Adds every waiting key at once, and resets all failures. Call it when the cause of the failures may have ended."""
-        self._failures.clear()
+        self._failing.clear()
         for key, handle in list(self._later.items()):
             handle.cancel()
             self._add_due(key)
 
     def forget(self, key: K) -> None:
         """Resets the failures of a key."""
-        self._failures.pop(key, None)
-
-    def failures(self, key: K) -> int:
-        return self._failures.get(key, 0)
+        self._failing.pop(key, None)
+        self._reported.forget(str(key))
 
     async def get(self) -> K:
         """Waits for the next key. Call :meth:`done` after the key is processed."""
@@ -118,9 +108,14 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Processes keys. Never returns; only cancellation ends it.
 
-        If ``reconcile`` raises, ``failed`` is called with the key and the error, and the key is retried after its
-        pause. An error of one key does not affect other keys.
+        If ``reconcile`` raises, the key is retried after its pause. ``failed`` is called with the key and the error, once for each
+        text until the key succeeds. An error of one key does not affect other keys.
         """
+
+        def retry(key: K, error: Exception) -> None:
+            if self._reported.is_new(str(key), f"{type(error).__name__}: {error}"):
+                failed(key, error)
+            self.retry(key)
 
         async def worker() -> None:
             while True:
@@ -131,11 +126,9 @@ class WorkQueue(Generic[K]):
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise
-                    failed(key, RuntimeError(f"a task that it waited for was cancelled: {e}"))
-                    self.retry(key)
+                    retry(key, RuntimeError(f"a task that it waited for was cancelled: {e}"))
                 except Exception as e:
-                    failed(key, e)
-                    self.retry(key)
+                    retry(key, e)
                 else:
                     self.forget(key)
                 finally:

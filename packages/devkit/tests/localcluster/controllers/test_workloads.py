@@ -162,7 +162,7 @@ async def test_a_claim_created_during_the_deletion_of_its_pod_is_deleted_after_t
     informers._copies[PODS]._take(pod, gone=False)
     informers._copies[CLAIMS]._take({"metadata": meta, "spec": {}}, gone=False)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-        work = tasks.create_task(collector.queue.work(reconcile, collector._failed))
+        work = tasks.create_task(collector.queue.work(reconcile, collector.report_failure))
         await reconciled.wait()
         assert not deleted.is_set()
         informers._copies[PODS]._take(pod, gone=True)

@@ -28,6 +28,7 @@ _WANTED = {
     Form.QUANTITY: "a quantity",
     Form.INT_OR_STRING: "a number or text",
 }
+_TYPO = 0.75  # the similarity of a name of four letters with one wrong letter
 _INTEGERS = {Form.INT32, Form.INT64, Form.INT_OR_STRING}
 
 
@@ -52,8 +53,8 @@ def unknown(value: Any, shape: Shape, path: str = "", enclosing: Enclosing = ())
 def _field_hint(key: str, value: Any, around: Enclosing) -> str:
     """Returns a hint for an unknown field: a similar name, or else an inner or enclosing object that has this field."""
     shape = around[-1][1]
-    if nearest := _nearest(key, value, shape):
-        return f", did you mean {nearest!r}?"
+    if hint := did_you_mean(key, shape.fields, _TYPO):
+        return hint
     for name, field in shape.fields.items():
         inner = field.shape.item.shape if isinstance(field.shape, ListShape) else field.shape
         if name not in {"metadata", "status"} and _has(inner, key, value):
@@ -72,39 +73,6 @@ def _has(shape: Shape, key: str, value: Any) -> bool:
     """Returns whether an object has such a field, with a type that fits the value."""
     field = shape.fields.get(key) if isinstance(shape, Struct) else None
     return field is not None and not list(mistyped(value, field.shape))
-
-
-def _nearest(key: str, value: Any, shape: Struct) -> str:
-    """Returns the field name that differs by at most two letters, or one letter if ``key`` is short; empty if there is none.
-
-    Among equally similar names, a field whose type fits the value comes first.
-    """
-    limit = 1 if len(key) < 5 else 2
-    ranked = sorted(
-        (distance, bool(list(mistyped(value, field.shape))), name)
-        for name, field in shape.fields.items()
-        if (distance := _distance(key.lower(), name.lower(), limit)) <= limit
-    )
-    return ranked[0][2] if ranked else ""
-
-
-def _distance(a: str, b: str, limit: int) -> int:
-    """Returns the edit distance: the number of letters to change, add, remove or swap with the next letter.
-
-    Returns ``limit`` + 1 if the lengths differ by more than ``limit``.
-    """
-    if abs(len(a) - len(b)) > limit:
-        return limit + 1
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        last, before, row = before, row, [i]
-        for j, y in enumerate(b, 1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
-    return row[-1]
 
 
 def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, str]]:

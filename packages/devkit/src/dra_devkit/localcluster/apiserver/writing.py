@@ -380,8 +380,7 @@ class Writer:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
             cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            # Kubernetes reports this error twice, because it validates the object twice
-            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause])
 
     # --- storing --------------------------------------------------------------------------------
 
@@ -409,7 +408,6 @@ def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, befor
     """Returns an error for each changed metadata field that only the server may set.
 
     In a PUT, the UID is a precondition, so a different UID is a conflict. A patch has no preconditions.
-    Each error occurs twice, because a real server validates the metadata of an update twice.
     """
     uid = meta.get("uid")
     if uid not in {None, "", before["uid"]} and request.method != "PATCH":
@@ -417,7 +415,7 @@ def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, befor
     changed = ["uid"] if uid not in {None, "", before["uid"]} else []
     if not before.get("deletionTimestamp"):
         changed += [k for k in ("deletionTimestamp", "deletionGracePeriodSeconds") if meta.get(k) is not None]
-    return [invalid_field(f"metadata.{key}", meta[key], "field is immutable") for key in changed] * 2
+    return [invalid_field(f"metadata.{key}", meta[key], "field is immutable") for key in changed]
 
 
 def _keep_metadata(meta: JSON, before: JSON) -> None:

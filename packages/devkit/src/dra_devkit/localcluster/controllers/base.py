@@ -15,7 +15,7 @@ from dra_kubeletplugin.kube.errors import ConflictError, ForbiddenError, Invalid
 
 from ..event_recorder import EventRecorder
 from ..informer import Informers, ObjectChange
-from ..work_queue import Backoff, WorkQueue
+from ..work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +55,12 @@ class Controller(ABC):
     name: ClassVar[str]
     kinds: ClassVar[Mapping[Resource, str]] = {}  # for events about objects that cannot be processed
 
-    def __init__(
-        self, client: KubeClient, informers: Informers, needs: tuple[Resource, ...], backoff: Backoff | None = None
-    ) -> None:
+    def __init__(self, client: KubeClient, informers: Informers, needs: tuple[Resource, ...]) -> None:
         self.client = client
         self.informers = informers
         self.needs = needs
-        self.queue: WorkQueue[Key] = WorkQueue(backoff)
+        self.queue: WorkQueue[Key] = WorkQueue()
         self.events = EventRecorder(client, self.name)
-        self._reported: dict[Key, str] = {}
 
     @abstractmethod
     async def reconcile(self, key: Key) -> None:
@@ -82,27 +79,20 @@ class Controller(ABC):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.events.run())
             await self.informers.wait_synced(*self.needs)
-            await self.queue.work(self._once, self._failed)
+            await self.queue.work(self.reconcile, self.report_failure)
 
-    async def _once(self, key: Key) -> None:
-        await self.reconcile(key)
-        self._reported.pop(key, None)
-
-    def _failed(self, key: Key, error: Exception) -> None:
-        """Logs an error once per distinct text.
+    def report_failure(self, key: Key, error: Exception) -> None:
+        """Logs an error, and writes an event about it if it is unexpected.
 
         A conflict or a deleted object is not logged, because the informer will deliver the newer state.
         """
         if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _is_outdated(key, error)):
             log.debug("cannot process an object: %s: %s: %s", self.name, key, error)
             return
-        text = f"{type(error).__name__}: {error}"
-        if self._reported.get(key) == text:
-            return
-        self._reported[key] = text
         if isinstance(error, ApiError):
             log.warning("cannot process an object: %s: %s: %s", self.name, key, error)
             return
+        text = f"{type(error).__name__}: {error}"
         log.error("cannot process an object: %s: %s: %s", self.name, key, text, exc_info=error)
         obj = self.informers.find(key.resource, key.name, key.namespace)
         if obj is not None and (kind := self.kinds.get(key.resource)):

@@ -19,7 +19,7 @@ from ..event_recorder import EventRecorder
 from ..informer import Informers, ObjectChange
 from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
-from ..work_queue import Backoff, WorkQueue
+from ..work_queue import WorkQueue
 from .admission import AdmissionRefusal, refusal
 from .claims import ClaimManager
 from .containers import claim_requests
@@ -90,10 +90,9 @@ class LocalKubelet:
             self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
-        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.pod_sync_backoff, 8 * self.timers.pod_sync_backoff))
+        self._queue: WorkQueue[str] = WorkQueue(self.timers.pod_sync_backoff, 8 * self.timers.pod_sync_backoff)
         # Keys are driver names. The empty key means all drivers that are not connected.
-        self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
-        self._logged: dict[str, str] = {}
+        self._wipes: WorkQueue[str] = WorkQueue(_WIPE_AGAIN, 30.0)
         self.probes = Probes(self.runtime, self.events, self._queue.add)
         parts = Parts(
             self.client, self.manager, self.runtime, self.events, self.root / "pods", self.timers, self.probes
@@ -194,7 +193,6 @@ class LocalKubelet:
     async def _sync(self, uid: str) -> None:
         pod = self._pod(uid)
         await self._pods.sync(uid, pod)
-        self._logged.pop(uid, None)
         if pod is None:
             self._admitted.discard(uid)
 
@@ -229,16 +227,13 @@ class LocalKubelet:
         ]
 
     def _failed(self, uid: str, error: Exception) -> None:
-        """Logs a failed sync of a pod once per distinct text. The work queue retries the pod."""
+        """Logs a failed sync of a pod. The work queue retries the pod."""
         if isinstance(error, Later):
             return
-        text = f"{type(error).__name__}: {error}"
-        if self._logged.get(uid) == text:
-            return
-        self._logged[uid] = text
         if isinstance(error, ApiError):
             log.warning("kubelet: cannot sync pod: %s", error, extra={"node": self.name, "pod_uid": uid})
             return
+        text = f"{type(error).__name__}: {error}"
         fields = {"node": self.name, "pod_uid": uid}
         log.error("kubelet: unexpected exception while a pod is synced: %s", text, exc_info=error, extra=fields)
         if pod := self._pod(uid):
