@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold, Supply, encoded, nano, read_takes, shortage, takes_json
-from dra_kubeletplugin.claims.holders import OverdrawnByError
+from dra_kubeletplugin.claims.transitions import OverdrawnByError
 from dra_kubeletplugin.devices.inventory import Inventory
 
 N = 10**9

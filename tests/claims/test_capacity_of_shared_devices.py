@@ -23,9 +23,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import draws_of, takes_json
-from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
-from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
+from dra_kubeletplugin.claims.transitions import (
+    AlreadyPrepared,
+    OverdrawnByError,
+    Prepare,
+    RollBack,
+    StaleHolders,
+    Transitions,
+)
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.helpers.crash.record_stores import BOOT, PoolSupply, memory_database
 

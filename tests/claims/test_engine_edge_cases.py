@@ -16,8 +16,8 @@ from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import Fence
-from dra_kubeletplugin.claims.store import offline
-from dra_kubeletplugin.claims.store.records import RECOVER, Records
+from dra_kubeletplugin.claims.store import files
+from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
@@ -51,7 +51,7 @@ def test_a_failed_command_leaves_the_file_closed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "unlink", fail)
     descriptors = []
     for _ in range(2):  # the first round opens files that the process keeps
-        for command in (lambda: offline.read_rows(path), lambda: offline.forget(path, 1, "u")):
+        for command in (lambda: files.read_rows(path), lambda: files.forget(path, 1, "u")):
             with pytest.raises(RecordsError, match="Input/output error"):
                 command()
         descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
@@ -248,6 +248,25 @@ async def test_files_of_a_claim_that_another_instance_unprepared_are_removed_and
         assert not await claims.engine.rollback.restore_files(record.uid)
         assert not specs.path("a").exists()
         assert not specs.note_path("a").exists()
+
+
+async def test_an_unprepare_frees_the_devices_if_only_the_result_of_its_transaction_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = FakeApiServer()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with running_manager(tmp_path, Plain(), api) as manager:
+        await manager.prepare(ref)
+        unlink = os.unlink
+
+        def unlink_and_fail(path: str) -> None:
+            unlink(path)
+            if path == str(manager.settings.records_path / file_name("a")):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "unlink", unlink_and_fail)
+        assert await manager.unprepare(ref) == ()
+        assert (await manager.records(), manager.changes) == ({}, 2)
 
 
 async def test_each_claim_of_a_failed_write_is_logged_with_its_own_fields(

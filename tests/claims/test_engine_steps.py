@@ -17,7 +17,7 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
 from dra_kubeletplugin.claims.inflight import BatchWindow
-from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.records import Records, file_name
 from dra_kubeletplugin.errors import (
     ApiError,

@@ -21,7 +21,7 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import RecordStore, State, recovery
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.store.offline import forget
+from dra_kubeletplugin.claims.store.files import forget
 from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager

@@ -26,8 +26,8 @@ from dra_kubeletplugin import (
     SharedStep,
 )
 from dra_kubeletplugin.claims import ClaimIdentity, State
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.folder import ClaimFolder
-from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
 from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager

@@ -7,9 +7,8 @@ from typing import Any, cast
 import pytest
 
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.record import encode_record
-from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name, stored_of
+from dra_kubeletplugin.claims.store.records import RECOVER, HeldByError, Records, file_name, stored_of
 from dra_kubeletplugin.claims.transitions import (
     AlreadyPrepared,
     InProgress,

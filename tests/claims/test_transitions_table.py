@@ -7,8 +7,7 @@ from collections.abc import Callable
 from itertools import product
 
 from dra_kubeletplugin.claims import State, transitions
-from dra_kubeletplugin.claims.holders import HeldByError
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.claims.transitions import Decision
 from tests.claims.test_transitions import (
     DEAD_PROCESS,

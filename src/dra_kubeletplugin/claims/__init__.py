@@ -1,10 +1,10 @@
 """Claim manager: prepares and unprepares claims, rolls back failures, and reconciles records with the API server."""
 
 from .claim_fields import ClaimIdentity
-from .context import PluginContext
 from .engine import ClaimOutcome
 from .manager import ClaimManager
 from .record import Record, Row, State
+from .rollback import PluginContext
 from .store.store import RecordStore
 
 __all__ = [

@@ -99,26 +99,27 @@ class ClaimTasks:
 class BatchWindow:
     """Lets the claims of one call reach the record thread together, so that their records are one write.
 
-    It opens when each claim waits or has left, or when one has waited for ``max_wait`` seconds.
+    It opens when each claim waits or has left, or ``max_wait`` seconds after the first one began to wait.
     """
 
     def __init__(self, uids: Iterable[str], max_wait: float = 0.25) -> None:
         self._missing = set(uids)
         self._max_wait = max_wait
         self._open = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     def leave(self, uid: str) -> None:
         self._missing.discard(uid)
         if not self._missing:
             self._open.set()
+            if self._timer:
+                self._timer.cancel()
 
     async def wait(self, uid: str) -> None:
         self.leave(uid)
-        try:
-            async with asyncio.timeout(self._max_wait):
-                await self._open.wait()
-        except TimeoutError:
-            self._open.set()
+        if self._missing and not self._timer:
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._open.set)
+        await self._open.wait()
 
 
 def as_dra_error(e: BaseException) -> DraError:

@@ -14,7 +14,6 @@ from ..errors import DraError, RecordsError
 from ..kube.event_recorder import EventRecorder
 from .alerts import Alerts
 from .claim_files import ClaimFiles
-from .context import PluginContext
 from .device_status import DeviceStatusReporter
 from .engine import Engine
 from .instance_lock import InstanceLock
@@ -25,7 +24,7 @@ from .reconcile import Reconciler
 from .record import Record, Row, UnreadableRecord
 from .recovery import Recovery
 from .remote_devices import SliceLookup
-from .rollback import Rollback
+from .rollback import PluginContext, Rollback
 from .rollback_retries import retry_note
 from .running_pods import ClaimPods
 from .store.folder import ClaimFolder

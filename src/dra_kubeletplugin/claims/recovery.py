@@ -13,9 +13,8 @@ from ..driver.calls import Calls
 from ..driver.data import plain_json
 from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
-from .holders import HeldByError
 from .record import Record, State, allocated_json
-from .store.records import RECOVER, Records
+from .store.records import RECOVER, HeldByError, Records
 from .store.store import RecordStore
 from .transitions import ENDED
 

@@ -20,11 +20,18 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
+from ..base.settings import Settings
 from ..base.telemetry.logs import claim_fields, set_log_fields
+from ..base.telemetry.metrics import Metrics
+from ..devices.inventory import Inventory
+from ..driver import Driver
+from ..driver.calls import Calls
 from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
+from ..kube import KubeClient
 from ..kube.event_recorder import EventRecorder, claim_subject
 from .claim_files import ClaimFiles
-from .context import PluginContext
 from .inflight import ClaimTasks, Work, as_dra_error
 from .instance_lock import InstanceLock
 from .processes import ClaimProcesses
@@ -37,6 +44,17 @@ from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, Trans
 from .undo_steps import has_undo, run_undo
 
 log = logging.getLogger(__name__)
+
+
+class PluginContext(msgspec.Struct, frozen=True):
+    """The objects that a plugin creates before its claim manager."""
+
+    driver: Driver
+    calls: Calls
+    client: KubeClient
+    inventory: Inventory
+    settings: Settings
+    metrics: Metrics
 
 
 class Rollback:
@@ -81,6 +99,8 @@ class Rollback:
         Raises :class:`DraError`.
         """
 
+        ended: list[Decision] = []
+
         def decide(records: Records) -> Decision:
             decision = operation(records)
             if isinstance(decision, AlreadyPrepared):
@@ -90,9 +110,12 @@ class Rollback:
                     self.files.remove(decision.record)
                     if not has_undo(self.driver, decision.record):
                         self._delete(records, decision.record.fence)
-                        return RollBack(decision.record, done=True)
+                        ended.append(RollBack(decision.record, done=True))
+                        return ended[-1]
                 except DraError as e:
                     return RollBack(decision.record, fault=e)
+            if isinstance(decision, NothingToDo) and ended:
+                return ended[-1]  # the disk failed after the record was removed, so the operation ran again
             return decision
 
         decision = await self.store.do(decide, mode)

@@ -32,21 +32,33 @@ generates it:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ..base.telemetry.logs import claim_fields
-from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
-from .capacity import Supply, shortage
-from .holders import HeldByError, OverdrawnByError
+from ..base.text import join_names
+from ..errors import DraError, HardwareUnknownError, OverdrawnError, RecordUnreadableError
+from .capacity import Shortage, Supply, shortage
 from .instance_lock import InstanceLock
 from .record import Record, Row, State, UnreadableRecord
-from .store.records import RECOVER, Records
+from .store.records import RECOVER, HeldByError, Records
 
 log = logging.getLogger(__name__)
+_NAMED = 4  # holders that a message lists
 _NODE = "node_name"  # meta key: the node's name when the newest record was written for a new claim
 ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
+
+
+class OverdrawnByError(OverdrawnError):
+    """Counters or capacity do not suffice; ``holders`` are the records of the claims that take them."""
+
+    def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
+        self.shortage = shortage
+        self.holders = holders
+        shown = [f"{h.shown}{' (amount unknown)' if h.uid in shortage.unknown else ''}" for h in holders]
+        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: this amount is free when their pods have stopped"
+        super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
 
 
 class _OfRecord(msgspec.Struct, frozen=True):
@@ -279,4 +291,5 @@ class Transitions:
     def _mark(self, records: Records, found: Record) -> Decision:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return RollBack(found) if records.update(found, fence) else NothingToDo()
+        records.update(found, fence)
+        return RollBack(found)

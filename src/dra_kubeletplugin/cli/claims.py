@@ -17,7 +17,7 @@ from ..claims.instance_lock import InstanceLock
 from ..claims.metadata_files import MetadataFiles
 from ..claims.record import Record, Row, UnreadableRecord, details
 from ..claims.rollback_retries import retry_note
-from ..claims.store.offline import forget, read_rows
+from ..claims.store.files import forget, read_rows
 from ..errors import SettingsError
 from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice, SharedState
 from .shell.exit_codes import Exit

@@ -19,7 +19,7 @@ from ..base.settings import Settings, load
 from ..base.text import counted
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
-from ..claims.store.offline import read_rows
+from ..claims.store.files import read_rows
 from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
 from ..kube.errors import NotFoundError

@@ -21,8 +21,7 @@ from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.record import UnreadableRecord, checked_line, checked_text, encode_record
 from dra_kubeletplugin.claims.store import files
-from dra_kubeletplugin.claims.store.files import LOCK, synced_path
-from dra_kubeletplugin.claims.store.offline import forget, read_rows
+from dra_kubeletplugin.claims.store.files import LOCK, forget, read_rows, synced_path
 from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER, Records, file_name
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
@@ -337,6 +336,32 @@ async def test_a_damaged_file_is_written_again_from_its_copy_or_stays(
     for opened in {first, store}:
         await opened.close()
         opened.folder.process.release() if opened.folder.process._lock else None
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("name", ["a.json", "unknown.json", NODE_FILE])
+async def test_a_folder_in_the_place_of_a_record_is_renamed_and_all_claims_work(
+    tmp_path: Path, name: str, is_restarted: bool
+) -> None:
+    store = open_store(tmp_path)
+    await recovered(store)
+    await insert(store, make_record_with_file(tmp_path, "a", "d-0"))
+    if is_restarted:
+        await kill(store)
+    (store.path / name).unlink(missing_ok=True)
+    (store.path / name / "content").mkdir(parents=True)
+    if is_restarted:
+        store = open_store(tmp_path)
+    await store.check_files()
+    await check_held(store, "d-0")
+    await insert(store, make_record("b", "d-1"))
+    await end(store, "a")
+    await check_held(store, "d-1")
+    assert (store.fault, [f"{name} is a folder" in line for line in store.folder.report].count(True)) == ("", 1)
+    (aside,) = store.path.glob(f"{name}.*")
+    assert (aside / "content").is_dir()
+    await store.close()
+    store.folder.process.release()
 
 
 async def test_a_file_that_is_put_back_ends_its_claim_s_damage(tmp_path: Path) -> None:

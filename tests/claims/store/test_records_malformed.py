@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import UnreadableRecord, checked_line, checked_text, details, encode_record
-from dra_kubeletplugin.claims.store.offline import forget, read_rows
+from dra_kubeletplugin.claims.store.files import forget, read_rows
 from dra_kubeletplugin.claims.store.records import Records, stored_of
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable

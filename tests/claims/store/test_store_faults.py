@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.claims import Record, RecordStore
-from dra_kubeletplugin.claims.holders import HeldByError
-from dra_kubeletplugin.claims.store.offline import read_rows
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.files import read_rows
+from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import RecordsBusyError, RecordsError
 from tests.helpers.crash.record_stores import insert, instance, make_record, open_store, records_locked

@@ -15,10 +15,9 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.claim_files import read_note
-from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.inflight import BatchWindow
 from dra_kubeletplugin.claims.record import Fence
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, insert, instance, make_record

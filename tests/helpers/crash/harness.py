@@ -23,8 +23,8 @@ from dra_devkit.localcluster.kubelet.claims import PrepareError
 from dra_devkit.testing import ClaimSpec, Request, pods
 from dra_kubeletplugin.base.signals import signal_child
 from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.folder import LOCK
-from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import NODE_FILE
 from dra_kubeletplugin.errors import MetadataError
 from dra_kubeletplugin.metadata.document import decode

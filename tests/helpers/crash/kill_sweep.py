@@ -32,8 +32,8 @@ from dra_devkit.testing.pods import device_class
 from dra_kubeletplugin._proto import dra_v1_pb2 as pb
 from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.folder import LOCK
-from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import NODE_FILE
 from dra_kubeletplugin.errors import describe
 from dra_kubeletplugin.kube.resource import CLAIMS

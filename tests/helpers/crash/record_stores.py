@@ -77,7 +77,8 @@ async def insert(store: RecordStore, record: Record) -> None:
 async def kill(store: RecordStore) -> None:
     """Ends the store and its instance as SIGKILL does: nothing is written or checked any more."""
     store._closed = True
-    await store._idle.wait()
+    if store._batches:
+        await store._batches
     store.folder.close()
     assert store.folder.process._lock
     store.folder.process._lock.close()

@@ -11,16 +11,17 @@ import contextlib
 import errno
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from ...base.files import UnsuitableFileError, create_file, read_file
+from ...base.files import UnsuitableFileError, create_file, named, read_file
 from ...base.flock import FileLock
 from ...base.threads import Threads
 from ...cdi.directory import is_uid, naming_path_in_errors, remove_file, write_all
 from ...errors import RecordsBusyError, RecordsError, describe, printable
-from .records import NODE_FILE, SUFFIX, uid_of
+from ..record import Row
+from .records import NODE_FILE, SUFFIX, Records, file_name, stored_of, uid_of
 
 LOCK = "lock"
 _SYNCS = 8  # files that are synced at the same time
@@ -162,6 +163,40 @@ def acquire(lock: FileLock, timeout: float) -> None:
         raise RecordsBusyError(
             f"{lock.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
         ) from None
+
+
+# --- for commands of an operator, while the plugin may be running --------------------------------
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Returns every record in a folder, unreadable ones first, then the oldest first.
+
+    Needs no lock: each file is replaced as a whole. Raises :class:`RecordsError`.
+    """
+    records = Records()
+    try:
+        for file in named(path, "", SUFFIX):
+            if file.name != NODE_FILE and is_record_file(file.name) and (data := read_content(file)) is not None:
+                records.load(stored_of(data, file.name))
+    except OSError as e:
+        raise as_records_error(e, path) from None
+    return records.read_all()
+
+
+def forget(path: Path, wait: float, uid: str, remove_files: Callable[[], None] = lambda: None) -> None:
+    """Deletes a record and its holds. Waits up to ``wait`` seconds for other processes.
+
+    ``remove_files`` removes the claim's other files; from a note, the plugin would restore the record.
+
+    Raises :class:`RecordsError`.
+    """
+    try:
+        with contextlib.closing(FileLock(path / LOCK)) as lock:
+            acquire(lock, wait)
+            remove_files()
+            remove_claim(path, file_name(uid))
+    except (OSError, RecordsError) as e:
+        raise as_records_error(e, path) from None
 
 
 def as_records_error(e: Exception, path: Path) -> RecordsError:

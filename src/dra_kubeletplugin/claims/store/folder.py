@@ -159,10 +159,21 @@ class ClaimFolder:
         found: dict[str, Seen] = {}
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if is_record_file(entry.name):
+                if is_record_file(entry.name) and not self._rename_folder(entry):
                     found[entry.name] = seen_of(entry.stat(follow_symlinks=False))
         gone = {NODE_FILE, *map(file_name, self.records.stored())} - found.keys()
         return {name: seen for name, seen in found.items() if self._seen.get(name) != seen}, gone
+
+    def _rename_folder(self, entry: os.DirEntry[str]) -> bool:
+        """Renames a folder that has the name of a file: it can be neither replaced nor removed like a file. Returns False for a file."""
+        if not entry.is_dir(follow_symlinks=False):
+            return False
+        new_path = f"{entry.path}.{os.urandom(4).hex()}"
+        os.rename(entry.path, new_path)
+        sentence = f"{entry.path} is a folder in the place of a record; it is renamed to {new_path}: remove it"
+        log.error("claim records: %s", sentence)
+        self.report.append(sentence)
+        return True
 
     def _open(self) -> None:
         """Reads the folder for the first time, or after it or its metadata were lost. Adds the claims that it lacks."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...devices.pool_state import Held
+from ...errors import DeviceHeldError
 from ..capacity import Hold, shared_supplies
-from ..holders import HeldByError
 from ..record import (
     VERSION,
     Fence,
@@ -22,6 +22,7 @@ from ..record import (
     Record,
     Row,
     State,
+    UnreadableRecord,
     checked_line,
     checked_text,
     decode_record,
@@ -74,6 +75,20 @@ def meta_of(data: bytes) -> Mapping[str, str] | None:
         return msgspec.json.decode(checked_text(data.removesuffix(b"\n")) or b"", type=_NodeFile).meta
     except (ValueError, RecursionError):
         return None
+
+
+class HeldByError(DeviceHeldError):
+    """Another claim holds a device; ``holders`` are the records of the claims that hold it."""
+
+    def __init__(self, device: str, holders: Sequence[Row]) -> None:
+        self.device = device
+        self.holders = holders
+        first = holders[0]
+        if isinstance(first, UnreadableRecord):
+            rest = f"whose record cannot be read ({first.reason}): see `dra claims`"
+        else:
+            rest = f"which is {first.state}: the device is free when that claim's pod has stopped"
+        super().__init__(f"device {device} is still held by claim {first.shown}, {rest}")
 
 
 class Records:

@@ -1,4 +1,4 @@
-"""Stores records in a folder; one thread runs each batch of operations as one transaction.
+"""Stores records in a folder; a thread runs each batch of operations as one transaction.
 
 Two processes share the folder during a rolling update. Only data that must survive a power failure is synced. Other data survives
 the death of the process. After a power failure the boot id differs, so no recorded response is used (`transitions.py`).
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...base.threads import Threads
+from ...base.threads import in_own_thread
 from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
@@ -52,18 +52,16 @@ class RecordStore:
         self.folder = folder
         self.fault = ""
         self.repaired = asyncio.Event()
-        self._thread = Threads(1, "records")
         self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
-        self._idle = asyncio.Event()  # set while the thread has no batch
-        self._idle.set()
-        self._began = 0.0  # when the thread began its current batch, by time.monotonic()
+        self._batches: asyncio.Task[None] | None = None  # runs while there is work
+        self._began = 0.0  # when the current batch began, by time.monotonic()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._repairs = 0
 
     @property
     def busy_for(self) -> float:
-        """Seconds since the thread began its current batch; 0 if it has none."""
+        """Seconds since the current batch began; 0 if there is none."""
         return time.monotonic() - self._began if self._began else 0.0
 
     async def do(self, operation: Operation[Result], mode: Mode = Mode.WRITE) -> Result:
@@ -79,40 +77,29 @@ class RecordStore:
         self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting.append(((operation, mode), future))
-        if self._idle.is_set():
-            self._idle.clear()
-            self._loop.call_soon(self._begin_batch, self._loop)  # with all operations of this pass of the loop
+        if self._batches is None:  # it begins with all operations of this pass of the loop
+            self._batches = asyncio.create_task(self._run_batches(), name="records")
         return await future
 
-    def _begin_batch(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch, self._waiting = self._waiting, []
-
-        def work() -> None:
+    async def _run_batches(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
             self._began = time.monotonic()
-            try:
-                results = self._work([job for job, _ in batch])
-            except BaseException as e:  # the callers must not wait for ever
-                results = [e] * len(batch)
+            for (_, future), result in zip(batch, await in_own_thread(self._results, batch), strict=True):
+                if future.done():  # its caller was cancelled
+                    continue
+                if isinstance(result, BaseException):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
             self._began = 0.0
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-                loop.call_soon_threadsafe(self._end_batch, loop, batch, results)
+        self._batches = None
 
-        self._thread.submit(work)
-
-    def _end_batch(
-        self, loop: asyncio.AbstractEventLoop, batch: list[tuple[Job, asyncio.Future[Any]]], results: Sequence[object]
-    ) -> None:
-        for (_, future), result in zip(batch, results, strict=True):
-            if future.done():  # its caller was cancelled
-                continue
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-        if self._waiting:
-            self._begin_batch(loop)
-        else:
-            self._idle.set()
+    def _results(self, batch: Sequence[tuple[Job, object]]) -> list[object]:
+        try:
+            return self._work([job for job, _ in batch])
+        except BaseException as e:  # the callers must not wait for ever
+            return [e] * len(batch)
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
@@ -121,19 +108,11 @@ class RecordStore:
             # Restores a file that was just removed: otherwise the next instance would find no records.
             await asyncio.wait([asyncio.ensure_future(self.check_files())], timeout=timeout)
         self._closed = True
-        closed = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def work() -> None:
-            self.folder.close()
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(closed.set)
-
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.1, end - time.monotonic())):
-                await self._idle.wait()
-                self._thread.submit(work)
-                await closed.wait()
+                if self._batches:
+                    await asyncio.shield(self._batches)
+                await in_own_thread(self.folder.close)
 
     # --- queries --------------------------------------------------------------------------------
 

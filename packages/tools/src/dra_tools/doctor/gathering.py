@@ -19,7 +19,7 @@ from dra_devkit.cdi.reader import SpecFileError, parse
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.cdi.directory import content_of
 from dra_kubeletplugin.claims.record import Record
-from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.errors import ApiError, DraError, describe
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.paging import as_json, read_all

@@ -13,7 +13,7 @@ from dra_kubeletplugin.base.text import counted, natural
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.record import Record, State, UnreadableRecord
 from dra_kubeletplugin.claims.rollback_retries import retry_note
-from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.errors import ApiError, RecordsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import NotFoundError
