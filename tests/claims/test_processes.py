@@ -238,7 +238,7 @@ async def test_an_async_driver_awaits_its_process_and_a_missing_await_fails_the_
             return [d.prepared() for d in claim.devices]
 
     async with node.plugin(AsyncDriver(node.folder)) as manager:
-        assert "claim.start_process('daemon', ...) was not awaited" in await error_of(manager.prepare(node.ref))
+        assert "claim.start_process('daemon') was not awaited" in await error_of(manager.prepare(node.ref))
         assert running(UID) == []
         AsyncDriver.is_await_missing = False
         await check_success(manager.prepare(node.ref))

@@ -114,7 +114,7 @@ async def test_a_step_that_is_not_awaited_is_on_disk_at_the_end_of_prepare_and_f
     disk.may_continue.set()
     await settle_task
     assert disk.saved == [entry(1)]
-    with pytest.raises(DriverError, match=r"'async', \.\.\.\) was not awaited: write `await claim.on_undo\(...\)`"):
+    with pytest.raises(DriverError, match=r"^claim.on_undo\('async'\) was not awaited: write `await` before it"):
         undo.check()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -10,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from dra_kubeletplugin import Device, Pool
-from dra_kubeletplugin.claims import ClaimIdentity, verification
+from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.verification import Verifier
+from dra_kubeletplugin.driver.claim import EncodedClaim
 from dra_kubeletplugin.errors import ApiUnavailableError, ClaimError, DeviceGoneError, DraError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError
@@ -26,16 +26,14 @@ REF = ClaimIdentity("ns", "c", "u")
 class Client:
     """Returns the same bytes for each GET."""
 
-    def __init__(self, body: bytes, version: str = "v1", error: Exception | None = None) -> None:
+    def __init__(self, body: bytes, error: Exception | None = None) -> None:
         self.body = body
-        self.version = version
         self.error = error
 
     async def dra(self, plural: str) -> Resource:
-        return Resource("resource.k8s.io", self.version, plural, namespaced=True)
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
 
     async def raw(self, path: str, *, timeout: float) -> HttpResponse:
-        assert timeout == 10
         if self.error:
             raise self.error
         return HttpResponse(200, {}, self.body)
@@ -46,47 +44,19 @@ def verifier(*args: Any) -> Verifier:
     return Verifier(client, unused, unused, unused, DRIVER)
 
 
-@pytest.mark.parametrize(("size", "most_threads"), [(64 * 1024, 0), (64 * 1024 + 1, 2)])
-async def test_only_large_claims_are_decoded_in_threads_and_two_at_a_time(
-    size: int, most_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, most = 0, 0
-
-    async def in_own_thread(*args: Any) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001)
-        running -= 1
-        return args[0](*args[1:])
-
-    monkeypatch.setattr(verification, "in_own_thread", in_own_thread)
-    body = json.dumps({"metadata": {"uid": "u", "name": "c"}}).ljust(size).encode()
-    reads = verifier(body)
-    for claim in await asyncio.gather(*(reads.fetch(REF) for _ in range(6))):
-        assert claim and claim.fields.metadata.uid == "u"
-    assert most == most_threads
-
-
-async def test_a_claim_of_the_first_beta_is_converted_and_other_claims_are_unchanged() -> None:
-    request = {"name": "r", "deviceClassName": "k"}
-    old_claim = {"metadata": {"uid": "u"}, "spec": {"devices": {"requests": [request]}}}
-    new_claim = {
-        "metadata": {"uid": "u"},
-        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "k"}}]}},
+async def test_a_claim_of_the_first_beta_is_converted_when_it_is_read() -> None:
+    requests = {
+        "v1beta1": {"name": "r", "deviceClassName": "k"},
+        "v1": {"name": "r", "exactly": {"deviceClassName": "k"}},
     }
-    result = await verifier(json.dumps(old_claim).encode(), "v1beta1").fetch(REF)
-    assert result is not None
-    converted = cast(dict[str, Any], result.object)
-    assert converted["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] == "k"
-    assert converted["apiVersion"] == "resource.k8s.io/v1"
-    for version in ("v1beta2", "v1"):
-        result = await verifier(json.dumps(new_claim).encode(), version).fetch(REF)
-        assert result is not None
-        assert not isinstance(result.object, dict)
+    for version, request in requests.items():
+        body = json.dumps({"metadata": {"uid": "u"}, "spec": {"devices": {"requests": [request]}}}).encode()
+        decoded = EncodedClaim(body, version).decoded()
+        assert decoded["spec"]["devices"]["requests"] == [requests["v1"]]
+        assert decoded["apiVersion"] == "resource.k8s.io/v1"
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b"[" * 100_000, b'{"metadata": {}}'])
+@pytest.mark.parametrize("body", [b"[]", b"{", b"[" * 100_000, b'{"metadata": {}}'])  # the third is decoded in a thread
 async def test_a_response_that_is_no_claim_is_an_error_of_the_server(body: bytes) -> None:
     with pytest.raises(ApiUnavailableError, match="is not a ResourceClaim"):
         await verifier(body).fetch(REF)
@@ -94,7 +64,7 @@ async def test_a_response_that_is_no_claim_is_an_error_of_the_server(body: bytes
 
 async def test_only_a_missing_claim_is_not_found_and_not_a_missing_resource() -> None:
     for name in ("c", "other"):
-        reads = verifier(b"", "v1", NotFoundError("not found", details={"details": {"name": name}}))
+        reads = verifier(b"", NotFoundError("not found", details={"details": {"name": name}}))
         if name == "c":
             assert await reads.fetch(REF) is None
         else:

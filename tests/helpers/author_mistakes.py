@@ -250,7 +250,6 @@ PREPARE = [
     undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
     cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
     prepare_result("a missing node", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
-    prepare_result("a misspelled node", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
     prepare_result("a mount of a missing path", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
 ]  # fmt: skip
 PARAMETERS = [

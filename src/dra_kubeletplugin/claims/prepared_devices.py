@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from ..base.json_types import JSON
 from ..base.telemetry.logs import claim_fields
-from ..base.text import did_you_mean, join_names
+from ..base.text import join_names
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _IN_ITS_FILE = ": the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function"
 _INSTALL = ": install what creates it on the host, such as its kernel driver, or correct the path"
-_NUMBER = re.compile(r"\d+")
 
 
 class PreparedResult(NamedTuple):
@@ -133,10 +131,6 @@ def _matched(
                     f"{missing_await_hint(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         key = (p.pool, p.name, p.share_id, p.request)
-        if not all(isinstance(k, str | None) for k in key):
-            raise BadAnswerError(
-                f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
-            )
         if key in found:
             raise BadAnswerError(f"{shown}: prepare returned device {p.name} twice for request {p.request}")
         if key not in wanted:
@@ -156,9 +150,8 @@ def _lost_values(prepared: Iterable[tuple[AllocatedDevice, PreparedDevice]]) -> 
     The runtime applies the edits of all devices of a container, and a later device replaces values of earlier devices. A container that
     uses a request gets all devices of the request; devices of different requests may be for different containers.
     """
-    found: dict[
-        tuple[str, str], list[tuple[str, object]]
-    ] = {}  # device and value, by request and name in the container
+    # Device and value, by request and name in the container.
+    found: dict[tuple[str, str], list[tuple[str, object]]] = {}
     for allocated, device in prepared:
         edits, request = device.edits.json(), base_request(allocated.request)
         values: list[tuple[str, object]] = [(f"variable {v.partition('=')[0]}", v) for v in edits.get("env", ())]
@@ -185,21 +178,8 @@ def _check_paths(shown: str, device: PreparedDevice, host: Host) -> None:
         # Symbolic links are not followed: their target may be visible only on the host.
         if not os.path.lexists(seen):
             described = not host.is_real and host.dev == host.sysfs / "dev"
-            hint = _near(seen) or (_IN_ITS_FILE if described else _INSTALL)
+            hint = _IN_ITS_FILE if described else _INSTALL
             raise HostPathMissingError(f"{shown}: {path} of device {device.name} is not on the host{hint}")
-
-
-def _near(missing: Path) -> str:
-    """Returns a hint with a similar name in the same folder.
-
-    Names that differ only in a number are skipped: they mean another device, such as the next card.
-    """
-    try:
-        there = os.listdir(missing.parent)  # noqa: PTH208 - names
-    except OSError:
-        return ""
-    kind = _NUMBER.sub("", missing.name)
-    return did_you_mean(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
 
 
 def _type(value: object) -> str:

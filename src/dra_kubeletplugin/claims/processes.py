@@ -203,10 +203,6 @@ class ProcessWatcher:
         metrics: Metrics,
         changed: Callable[[], None],
     ) -> None:
-        self.faults: Mapping[str, str] = {}
-        """The text for each device whose process has ended, by ``pool/name``."""
-        self.notes: Sequence[str] = ()
-        """A sentence for each process that has ended."""
         self._processes = processes
         self._boot_id = boot_id
         self._rows = rows
@@ -214,7 +210,17 @@ class ProcessWatcher:
         self._metrics = metrics
         self._changed = changed
         self._logs_checked = False
-        self._reported: set[str] = set()  # tokens of processes whose end was reported
+        self._ended: Mapping[str, tuple[Record, RecordedProcess, str]] = {}  # with a text, by token
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """The text for each device whose process has ended, by ``pool/name``."""
+        return {f"{pool}/{name}": text for _, found, text in self._ended.values() for pool, name in found.devices}
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """A sentence for each process that has ended."""
+        return [f"claim {record.shown}: {text}" for record, _, text in self._ended.values()]
 
     async def run(self) -> None:
         """Checks the processes for ever. Never returns, and no external failure ends it."""
@@ -231,30 +237,24 @@ class ProcessWatcher:
             await in_own_thread(self._processes.remove_logs, {row.uid for row in rows})
             self._logs_checked = True
         watched = self._watched(rows)
-        ended = await in_own_thread(self._ended, [found for _, found in watched.values()]) if watched else {}
+        ended = await in_own_thread(self._texts, [found for _, found in watched.values()]) if watched else {}
         if ended:
             # If a claim was unprepared during the check, the framework has ended its process, which is no fault.
             still_watched = self._watched(await self._rows())
             ended = {token: text for token, text in ended.items() if token in still_watched}
-        faults: dict[str, str] = {}
-        notes: list[str] = []
-        for token, text in ended.items():
-            record, found = watched[token]
-            faults |= {f"{pool}/{name}": text for pool, name in found.devices}
-            notes.append(f"claim {record.shown}: {text}")
-            if token not in self._reported:
-                self._metrics.inc("claim_process_ends_total")
-                log.warning("a process of a claim has ended by itself: %s", text, extra=claim_fields(record))
-                self._events.warn_claim(
-                    claim_subject(record.namespace, record.name, record.uid),
-                    "ProcessEnded",
-                    f"{text}: the devices of the claim that need it are unhealthy until the claim's pods are deleted",
-                )
-        self._reported = set(ended)
+        known, faults = self._ended, self.faults
+        self._ended = {token: (*watched[token], text) for token, text in ended.items()}
+        for token in ended.keys() - known.keys():
+            record, _, text = self._ended[token]
+            self._metrics.inc("claim_process_ends_total")
+            log.warning("a process of a claim has ended by itself: %s", text, extra=claim_fields(record))
+            self._events.warn_claim(
+                claim_subject(record.namespace, record.name, record.uid),
+                "ProcessEnded",
+                f"{text}: the devices of the claim that need it are unhealthy until the claim's pods are deleted",
+            )
         self._metrics.set("claim_processes", len(watched) - len(ended))
-        self.notes = notes
-        if faults != self.faults:
-            self.faults = faults
+        if self.faults != faults:
             self._changed()
 
     def _watched(self, rows: Iterable[Row]) -> dict[str, tuple[Record, RecordedProcess]]:
@@ -269,7 +269,7 @@ class ProcessWatcher:
                             out[found.command.token] = row, found
         return out
 
-    def _ended(self, watched: Iterable[RecordedProcess]) -> dict[str, str]:
+    def _texts(self, watched: Iterable[RecordedProcess]) -> dict[str, str]:
         """Returns the text for each process that has ended, by token. Cuts the logs of the running processes. It blocks."""
         out = {}
         for found in watched:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -87,6 +87,26 @@ class SharedSteps:
         Raises :class:`DraError`.
         """
         entry: Entry = {"step": step, "key": key, "data": dict(data), "ready": False}
+
+        def join(records: Records) -> list[Entry] | None:
+            """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first."""
+            users = self._users(records, record.uid, entry)
+            for user, used in (*users.ready, *users.uncertain):
+                if used["data"] != entry["data"]:
+                    raise SharedStepError(
+                        f"the shared step {printable(step)} of {printable(key)} is set up for claim {user.shown} with "
+                        f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
+                        f"stopped"
+                    )
+            self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
+            if users.ready:
+                return None
+            to_undo: list[Entry] = []
+            for unfinished in (*users.unfinished, *users.stale, *([own] if own else [])):
+                if not users.unknown and all(unfinished["data"] != other["data"] for other in to_undo):
+                    to_undo.append(unfinished)
+            return to_undo
+
         async with self._locked(key):
             own = _find(record, entry)
             if own and own["ready"]:
@@ -98,7 +118,7 @@ class SharedSteps:
                         "requests, or use separate claims"
                     )
                 return
-            to_undo = await self._write(record, entry, lambda rs: self._join(rs, record, entry, own), Mode.SYNC)
+            to_undo = await self._write(record, entry, join, Mode.SYNC)
             if to_undo is None:
                 return
             for unfinished in to_undo:
@@ -106,28 +126,6 @@ class SharedSteps:
             await self._call("setup", entry)
             await self._write(record, entry, lambda rs: self._put(rs, record, entry, {**entry, "ready": True}))
             log.info("set up shared step: %s of %s", step, key)
-
-    def _join(self, records: Records, record: Record, entry: Entry, own: Entry | None) -> list[Entry] | None:
-        """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first.
-
-        Raises :class:`SharedStepError`, or :class:`HardwareUnknownError`.
-        """
-        users = self._users(records, record.uid, entry)
-        for user, used in (*users.ready, *users.uncertain):
-            if used["data"] != entry["data"]:
-                raise SharedStepError(
-                    f"the shared step {printable(entry['step'])} of {printable(entry['key'])} is set up for claim {user.shown} with "
-                    f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
-                    f"stopped"
-                )
-        self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
-        if users.ready:
-            return None
-        to_undo: list[Entry] = []
-        for unfinished in (*users.unfinished, *users.stale, *([own] if own else [])):
-            if not users.unknown and all(unfinished["data"] != other["data"] for other in to_undo):
-                to_undo.append(unfinished)
-        return to_undo
 
     async def release(self, record: Record) -> None:
         """Ends the use of all shared steps of a claim, newest first, and tears down each step that no other claim uses.
@@ -142,33 +140,29 @@ class SharedSteps:
         )
 
     async def _release(self, record: Record, entry: Entry) -> None:
-        async with self._locked(entry["key"]):
-            is_last = await self._write(record, entry, lambda rs: self._leave(rs, record, entry))
+        def leave(records: Records) -> bool:
+            """Removes the entry if another claim uses the state. Otherwise marks the entry as not ready, and returns True."""
+            users = self._users(records, record.uid, entry)
+            is_last = not (users.ready or users.stale or users.unknown)
+            if not users.ready and users.unknown:
+                log.warning(
+                    "shared state stays set up, because a claim with an incomplete record may use it: %s of %s",
+                    entry["step"],
+                    entry["key"],
+                    extra=claim_fields(record),
+                )
+            # A retry must not call undo steps again: they may need the state that is torn down now.
+            record.undone = True
+            self._put(records, record, entry, {**entry, "ready": False} if is_last else None)
             if is_last:
+                self.note(record)  # if the record is lost during the teardown, the claim is not restored as prepared
+            return is_last
+
+        async with self._locked(entry["key"]):
+            if await self._write(record, entry, leave):
                 await self._call("teardown", entry)
                 await self._write(record, entry, lambda rs: self._put(rs, record, entry, None))
                 log.info("tore down shared step: %s of %s", entry["step"], entry["key"])
-
-    def _leave(self, records: Records, record: Record, entry: Entry) -> bool:
-        """Removes the entry if another claim uses the state. Otherwise marks the entry as not ready, and returns True.
-
-        Raises :class:`HardwareUnknownError`.
-        """
-        users = self._users(records, record.uid, entry)
-        is_last = not (users.ready or users.stale or users.unknown)
-        if not users.ready and users.unknown:
-            log.warning(
-                "shared state stays set up, because a claim with an incomplete record may use it: %s of %s",
-                entry["step"],
-                entry["key"],
-                extra=claim_fields(record),
-            )
-        # A retry must not call undo steps again: they may need the state that is torn down now.
-        record.undone = True
-        self._put(records, record, entry, {**entry, "ready": False} if is_last else None)
-        if is_last:
-            self.note(record)  # if the record is lost during the teardown, the claim is not restored as prepared
-        return is_last
 
     # --- records and calls ----------------------------------------------------------------------
 
@@ -202,18 +196,17 @@ class SharedSteps:
     ) -> Result:
         """Runs an operation that changes the entry of a record. Raises the exception of the operation, or :class:`RecordsError`."""
         try:
-            result = await self.store.do(operation, mode)
+            return await self.store.do(operation, mode)
         except RecordsError:
             # It is not known whether this write took effect, and other claims decide from the records. So a later write of this record
             # must neither remove the entry nor mark it as ready.
-            record.shared = _replaced(record.shared, entry, {**entry, "ready": False})
+            record.shared = _replaced(record, entry, {**entry, "ready": False})
             raise
-        return result
 
     def _put(self, records: Records, record: Record, entry: Entry, new: Entry | None) -> None:
         """Replaces the entry of a record, or removes it. Raises :class:`ClaimTakenError`."""
         # Changes only this field: the event loop may add an undo step to the document at the same time.
-        record.shared = _replaced(record.shared, entry, new)
+        record.shared = _replaced(record, entry, new)
         if not records.update(record, record.fence):
             raise ClaimTakenError(
                 f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
@@ -228,30 +221,28 @@ class SharedSteps:
     async def _locked(self, key: str) -> AsyncIterator[None]:
         lock = HardwareLock(self.settings.plugin_dir / LOCKS, key, self.settings.call_timeout, of_step=True)
         await lock.__aenter__()
+        release = lock.release
         try:
             yield
         except asyncio.CancelledError:
             # The plugin stops. A plain method continues in its thread, and must keep the lock until it ends.
-            self.calls.when_idle(lock.release)
+            release = functools.partial(self.calls.when_idle, lock.release)
             raise
-        except BaseException:
-            lock.release()
-            raise
-        lock.release()
+        finally:
+            release()
+
+
+def _by_key(record: Record) -> dict[tuple[str, str], Entry]:
+    """Returns the entries of a record by step and key."""
+    return {(e["step"], e["key"]): e for e in record.shared}
 
 
 def _find(record: Record, entry: Entry) -> Entry | None:
     """Returns the entry of a record for the same step and key."""
-    return next((e for e in record.shared if _is_same(e, entry)), None)
+    return _by_key(record).get((entry["step"], entry["key"]))
 
 
-def _is_same(one: Entry, other: Entry) -> bool:
-    return (one["step"], one["key"]) == (other["step"], other["key"])
-
-
-def _replaced(entries: Sequence[Entry], old: Entry, new: Entry | None) -> list[Entry]:
-    """Returns the entries with ``new`` in the place of ``old``, or at the end. Without ``new``, ``old`` is removed."""
-    if new is None:
-        return [e for e in entries if not _is_same(e, old)]
-    found = [new if _is_same(e, old) else e for e in entries]
-    return found if new in found else [*found, new]
+def _replaced(record: Record, entry: Entry, new: Entry | None) -> list[Entry]:
+    """Returns the entries of a record with ``new`` in the place of ``entry``, or at the end; with None, without ``entry``."""
+    entries: dict[tuple[str, str], Entry | None] = {**_by_key(record), (entry["step"], entry["key"]): new}
+    return [e for e in entries.values() if e]

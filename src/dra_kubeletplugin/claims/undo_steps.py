@@ -24,12 +24,12 @@ from ..driver.process import ProcessSpec
 from ..errors import DraError, DriverError, DriverFailedError, StoppingError, printable
 from .inflight import as_dra_error
 from .processes import STEP as PROCESS
+from .processes import RecordUndoStep
 from .record import Record
 
 T = TypeVar("T")
-Save = Callable[[dict[str, Any]], Awaitable[None]]
 Share = Callable[[str, str, Mapping[str, Any]], Awaitable[None]]  # step, key, data
-StartProcess = Callable[[ProcessSpec, Save], Awaitable[None]]
+StartProcess = Callable[[ProcessSpec, RecordUndoStep], Awaitable[None]]
 
 
 class CallOnLoop(Awaitable[T]):
@@ -82,7 +82,7 @@ class UndoRecorder(UndoRegistrar):
     """
 
     def __init__(
-        self, driver: Driver, loop: asyncio.AbstractEventLoop, save: Save, share: Share, start: StartProcess
+        self, driver: Driver, loop: asyncio.AbstractEventLoop, save: RecordUndoStep, share: Share, start: StartProcess
     ) -> None:
         self._driver = driver
         self._loop = loop
@@ -165,10 +165,8 @@ class UndoRecorder(UndoRegistrar):
             call.result()
         for call in self._calls:
             if not call.awaited:
-                name, _, rest = call.call.partition("(")
                 raise DriverError(
-                    f"claim.{name}({rest.removesuffix(')')}, ...) was not awaited: write `await claim.{name}(...)`, or the hardware "
-                    "may be changed before the step is on disk"
+                    f"claim.{call.call} was not awaited: write `await` before it, or the hardware may be changed before the step is on disk"
                 )
 
 

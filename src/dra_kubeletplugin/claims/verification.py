@@ -33,10 +33,9 @@ from ..errors import (
     DraError,
     describe,
 )
-from ..kube import KubeClient, Resource
+from ..kube import KubeClient
 from ..kube.errors import NotFoundError
-from ..resourceapi.conversion import convert
-from ..resourceapi.encoded import config_entries, from_json
+from ..resourceapi.encoded import config_entries
 from .capacity import Supply, takes_json
 from .claim_fields import ClaimFields, ClaimIdentity
 from .record import Record, allocated_json, identity
@@ -54,20 +53,13 @@ class VerifiedClaim(msgspec.Struct, frozen=True):
     ``entries`` are the claim's devices as a record stores them before they are prepared. ``supply`` has the limits at that time.
     """
 
-    object: EncodedClaim | JSON
+    object: EncodedClaim
     node: str
     reserved_for: Sequence[JSON]
     devices: Sequence[AllocatedDevice]
     entries: Sequence[JSON]
     supply: Supply
     fault: ClaimError | None = None
-
-
-class FetchedClaim(msgspec.Struct, frozen=True):
-    """A claim as the API server sent it, with decoded and validated fields."""
-
-    object: EncodedClaim | JSON
-    fields: ClaimFields
 
 
 class Verifier:
@@ -96,11 +88,15 @@ class Verifier:
         stuck = self._resolver.stuck()
         return f"claims with large parameters cannot be prepared: {stuck}: restart the plugin's pod" if stuck else ""
 
-    async def fetch(self, ref: ClaimIdentity) -> FetchedClaim | None:
+    async def fetch(self, ref: ClaimIdentity) -> ClaimFields | None:
         """Reads a claim; returns None if it does not exist.
 
         Raises :class:`ApiUnavailableError` for every response except the claim or "not found".
         """
+        found = await self._fetch(ref)
+        return found and found[0]
+
+    async def _fetch(self, ref: ClaimIdentity) -> tuple[ClaimFields, EncodedClaim] | None:
         try:
             resource = await self.client.dra("resourceclaims")
             response = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
@@ -110,26 +106,31 @@ class Verifier:
             # An error response does not mean that the claim is deleted.
             # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
             raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-        if len(response.body) <= _LARGE:
-            return _decoded(ref, resource, response.body)
-        async with self._large:  # a few at a time, because each may take 20 ms
-            return await in_own_thread(_decoded, ref, resource, response.body)
+        encoded = EncodedClaim(response.body, resource.version)
+        try:
+            if len(response.body) <= _LARGE:
+                return ClaimFields.decode(response.body), encoded
+            async with self._large:  # a few at a time, because each may take 20 ms
+                return await in_own_thread(ClaimFields.decode, response.body), encoded
+        except (ValueError, RecursionError) as e:
+            raise ApiUnavailableError(
+                f"claim {ref} cannot be read now: the API server's response is not a ResourceClaim: {describe(e)}"
+            ) from None
 
-    def has(self, claim: FetchedClaim, record: Record) -> bool:
+    def has(self, claim: ClaimFields, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
-        now = {r.key for r in claim.fields.results(self.name)}
-        return claim.fields.metadata.uid == record.uid and now >= {identity(d) for d in record.devices}
+        now = {r.key for r in claim.results(self.name)}
+        return claim.metadata.uid == record.uid and now >= {identity(d) for d in record.devices}
 
-    def may_be_in_use(self, claim: FetchedClaim, record: Record) -> bool:
+    def may_be_in_use(self, claim: ClaimFields, record: Record) -> bool:
         """Whether a pod of this node may use the prepared devices, although the claim now has other devices of this node.
 
         If the kubelet's cache contains the claim as prepared, it starts the next pod with the cached devices, without a call to the plugin.
         This happens if a pod is force-deleted while the kubelet is away, and the claim is allocated again for another pod.
         """
         here = self.inventory.pools if self.inventory.known else None
-        fields = claim.fields
-        found = fields.results(self.name) if fields.metadata.uid == record.uid and fields.status.reserved_for else []
-        return any(here is None or r.pool in here for r in found)
+        is_used = claim.metadata.uid == record.uid and claim.status.reserved_for
+        return bool(is_used) and any(here is None or r.pool in here for r in claim.results(self.name))
 
     async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
         """Reads the claim and resolves its devices.
@@ -137,10 +138,11 @@ class Verifier:
         Raises :class:`ClaimError` if the claim does not exist, was replaced or is not allocated. A fault of its devices is returned as
         ``fault``.
         """
-        claim = await self.fetch(ref)
-        if claim is None:
+        found = await self._fetch(ref)
+        if found is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
-        fields, uid = claim.fields, claim.fields.metadata.uid
+        fields, encoded = found
+        uid = fields.metadata.uid
         if uid != ref.uid:
             raise ClaimReplacedError(f"claim {ref} has UID {uid}, not {ref.uid}: it was deleted and created again")
         if fields.status.allocation is None:
@@ -160,20 +162,19 @@ class Verifier:
             resolved = await self._resolver.resolve(
                 config_entries(fields.encoded_config), [(d.request, d.device) for d in devices]
             )
-            for i, found in enumerate(resolved):
-                if isinstance(found, ConfigError):
-                    raise ConfigError(f"claim {ref}, device {devices[i].name}: {found}")
-                if isinstance(found, DraError):
-                    raise found
-                devices[i] = replace(devices[i], config=found[0], config_source=found[1])
-            return VerifiedClaim(claim.object, fields.node, fields.status.reserved_for, devices, entries, supply)
+            for i, config in enumerate(resolved):
+                if isinstance(config, ConfigError):
+                    raise ConfigError(f"claim {ref}, device {devices[i].name}: {config}")
+                if isinstance(config, DraError):
+                    raise config
+                devices[i] = replace(devices[i], config=config[0], config_source=config[1])
+            return VerifiedClaim(encoded, fields.node, fields.status.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             # Nothing will be prepared, so the result keeps neither the claim's object nor a traceback, whose frames reference the object.
-            return VerifiedClaim(
-                {}, fields.node, fields.status.reserved_for, devices, entries, supply, without_frames(e)
-            )
+            none, fault = EncodedClaim(b""), without_frames(e)
+            return VerifiedClaim(none, fields.node, fields.status.reserved_for, devices, entries, supply, fault)
 
     async def _device(
         self, ref: ClaimIdentity, result: AllocationResult, supply: Supply, started: float
@@ -211,17 +212,3 @@ class Verifier:
         allocated = result.allocated(device, consumed=consumed)
         takes = takes_json(supply.draws(pool, name) or {}, consumed if result.share_id else None)
         return allocated, allocated_json(allocated) | {"takes": takes} | entry
-
-
-def _decoded(ref: ClaimIdentity, resource: Resource, body: bytes) -> FetchedClaim:
-    """Raises :class:`ApiUnavailableError` if the body is not a ResourceClaim."""
-    try:
-        fields = ClaimFields.decode(body)
-        obj: EncodedClaim | JSON = EncodedClaim(body)
-        if resource.version == "v1beta1":  # the only version with another shape
-            obj = convert(from_json(body) | {"apiVersion": resource.api_version, "kind": "ResourceClaim"}, "v1")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
-        raise ApiUnavailableError(
-            f"claim {ref} cannot be read now: the API server's response is not a ResourceClaim: {describe(e)}"
-        ) from None
-    return FetchedClaim(obj, fields)

@@ -12,6 +12,7 @@ import msgspec
 from ..base.json_types import JSONValue
 from ..cdi import ContainerEdits
 from ..errors import DriverError
+from ..resourceapi.conversion import GROUP, convert
 from ..resourceapi.encoded import from_json
 from ..resourceapi.quantity import Quantity
 from ..resourceapi.types import Attribute, Device
@@ -132,15 +133,18 @@ class UndoRegistrar:
 
 @dataclass(frozen=True)
 class EncodedClaim:
-    """A ResourceClaim in resource.k8s.io/v1 as the API server sent it, not yet decoded.
+    """A ResourceClaim as the API server sent it in a version of resource.k8s.io, not yet decoded.
 
     Few drivers read the object, and a claim of 1 MB takes up to 30 MB when decoded.
     """
 
     body: bytes
+    version: str = "v1"
 
     def decoded(self) -> dict[str, Any]:
-        return {**from_json(self.body), "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        """Returns the object in resource.k8s.io/v1 form."""
+        found = {**from_json(self.body), "apiVersion": f"{GROUP}/{self.version}", "kind": "ResourceClaim"}
+        return found if self.version == "v1" else convert(found, "v1")
 
     def annotations(self) -> Mapping[str, str]:
         found: _WithAnnotations = from_json(self.body, _WithAnnotations)

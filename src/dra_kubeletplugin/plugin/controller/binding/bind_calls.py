@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....base.json_types import JSON
 from ....base.telemetry.logs import operation_id
-from ....base.threads import in_own_thread
 from ....claims.claim_fields import DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
@@ -16,8 +14,6 @@ from ....driver.claim import EncodedClaim
 from ....driver.config.resolution import Resolver
 from ....errors import ClaimError, DraError, describe
 from ....kube import KubeClient
-from ....resourceapi.conversion import GROUP, convert
-from ....resourceapi.encoded import from_json
 from .claims import AllocatedClaim
 
 
@@ -58,17 +54,13 @@ class BindCalls:
         claim = wanted.claim
         version = await self._client.dra_version()
         devices = await self._devices(wanted)
-        obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
-        if version == "v1beta1":  # the only version with another shape
-            head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
-            obj = await in_own_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
         return Claim(
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
             devices=devices,
             reserved_for=wanted.reserved_for,
-            object=obj,  # type: ignore[arg-type]  # decoded when the driver reads it
+            object=EncodedClaim(wanted.encoded, version),  # type: ignore[arg-type]  # decoded when the driver reads it
             operation=operation_id(),
             node=wanted.node,
             _status=self._reporter.of(claim),
