@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.cdi.spec_validation import validate_spec
 from dra_kubeletplugin import (
     AllocatedDevice,
     Claim,
@@ -18,7 +19,7 @@ from dra_kubeletplugin import (
     Version,
     metadata,
 )
-from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
+from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles

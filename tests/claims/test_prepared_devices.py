@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from dra_devkit.cdi.spec_validation import validate_spec
 from dra_kubeletplugin import (
     AllocatedDevice,
     Claim,
@@ -20,7 +21,7 @@ from dra_kubeletplugin import (
     Mount,
     PreparedDevice,
 )
-from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
+from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.prepared_devices import PreparedResult, complete, prepared_result
 from dra_kubeletplugin.claims.record import allocated_json

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dra_devkit.cdi.cache import CdiCache, CdiInjectError
+from dra_devkit.cdi.spec_validation import minimum_version
 from dra_devkit.scheduling import cel
 from dra_devkit.scheduling.allocator.faults import AllocationError
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cdi import minimum_version
 from dra_kubeletplugin.resourceapi.conversion import convert
 from tests.helpers.allocator import Allocator
 from tests.helpers.recordings import FOLDER, every_case

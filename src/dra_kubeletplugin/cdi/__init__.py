@@ -1,8 +1,7 @@
-"""CDI specs: build, validate, write, remove. Source: Container Device Interface specification 1.1.0."""
+"""CDI specs: build, write, remove. Source: Container Device Interface specification 1.1.0."""
 
 from .directory import ClaimSpecs
 from .edits import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from .spec import minimum_version, validate_spec
 
 __all__ = [
     "ClaimSpecs",
@@ -11,6 +10,4 @@ __all__ = [
     "Hook",
     "Mount",
     "NetDevice",
-    "minimum_version",
-    "validate_spec",
 ]

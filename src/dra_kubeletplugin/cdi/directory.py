@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from ..base.files import create_file, read_file
 from ..errors import InvalidSpecError
 from .spec import validate_device_name, validate_kind, version_to_declare
 
+T = TypeVar("T")
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
@@ -119,12 +120,9 @@ class ClaimSpecs:
         """
         path = self._note(uid)
         try:
-            write_new(path, note, 0o600)
+            self._in_folder(lambda: write_new(path, note, 0o600))
         except FileExistsError:
             self._write(path, path, note, 0o600)
-        except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # without parents: if a parent is missing, the pod lacks a mount
-            write_new(path, note, 0o600)
 
     def probe(self) -> None:
         """Checks that files can be written: writes and removes a file as large as the spec of a claim with many devices.
@@ -133,7 +131,7 @@ class ClaimSpecs:
         """
         temporary = f"{self._notes}{_TEMPORARY}{self.token}"
         with naming_path_in_errors(str(self.root)):
-            fd = self._create(temporary, 0o600)
+            fd = self._in_folder(lambda: create_file(temporary, 0o600))
             try:
                 write_all(fd, bytes(_PROBE_SIZE))
             finally:
@@ -143,18 +141,15 @@ class ClaimSpecs:
     def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
         # The temporary name does not end with .json or .yaml, so runtimes do not read the partial file.
         temporary = f"{hidden}{_TEMPORARY}{self.token}"
-        try:
-            write_file(path, temporary, data, mode)
-        except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
-            write_file(path, temporary, data, mode)
+        self._in_folder(lambda: write_file(path, temporary, data, mode))
 
-    def _create(self, path: str, mode: int) -> int:
+    def _in_folder(self, write: Callable[[], T]) -> T:
+        """Calls ``write``, and again after creating the folder if it is missing."""
         try:
-            return create_file(path, mode)
+            return write()
         except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
-            return create_file(path, mode)
+            self.root.mkdir(exist_ok=True)  # without parents: if a parent is missing, the pod lacks a mount
+            return write()
 
     def remove(self, uid: str) -> None:
         """Removes the spec of a claim, if it exists.

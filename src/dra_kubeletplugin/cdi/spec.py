@@ -114,20 +114,12 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(p) for p in version.removeprefix("v").split("."))
 
 
-def minimum_version(spec: ReadOnlyJSON) -> str:
-    """Returns the lowest CDI version that the Go library 1.1.0 accepts for a spec, based on its fields.
-
-    The library considers the mount types and host paths of the last device only.
-    """
-    return _least(spec, (spec.get("devices") or [])[-1:])
-
-
 def version_to_declare(spec: ReadOnlyJSON) -> str:
     """Returns the lowest CDI version that has all fields of a spec. Every library with this version accepts the spec.
 
     Raises :class:`InvalidSpecError` if no version has all fields.
     """
-    least = _least(spec, spec.get("devices") or [])
+    least = least_version(spec, spec.get("devices") or [])
     for place, name, last in dropped_fields(spec):
         if version_key(last) < version_key(least):
             raise InvalidSpecError(
@@ -148,7 +140,8 @@ def dropped_fields(spec: ReadOnlyJSON) -> Iterator[tuple[str, str, str]]:
                 yield f"{place}.containerEdits.intelRdt", name, last
 
 
-def _least(spec: ReadOnlyJSON, checked_devices: Sequence[ReadOnlyJSON]) -> str:
+def least_version(spec: ReadOnlyJSON, checked_devices: Sequence[ReadOnlyJSON]) -> str:
+    """Returns the lowest CDI version that a spec needs. Considers mount types and host paths of ``checked_devices`` only."""
     used = [OLDEST]
     vendor, _, class_name = str(spec.get("kind", "")).partition("/")
     if vendor and "." in class_name:
@@ -192,50 +185,6 @@ def _edits_versions(edits: ReadOnlyJSON) -> list[str]:
         if edits.get(name):
             out.append(_FIRST[f"containerEdits.{name}"])
     return out
-
-
-def spec_faults(spec: Any) -> str:
-    """Returns why a runtime rejects ``spec``, or "" if it accepts it."""
-    try:
-        validate_spec(spec)
-    except InvalidSpecError as e:
-        return str(e)
-    return ""
-
-
-def validate_spec(spec: Any) -> None:
-    """Validates a spec. Raises :class:`InvalidSpecError` with the Go library's text for the first error."""
-    _strict(spec, SPEC_SHAPE, ("spec",))
-    version = str(spec.get("cdiVersion", "")).removeprefix("v")
-    for place, name, last in dropped_fields(spec):
-        if version not in VERSIONS or version_key(version) > version_key(last):
-            raise InvalidSpecError(f'unknown field "{name}" in {place}: the last CDI version with it is {last}')
-    if version not in VERSIONS:
-        raise InvalidSpecError(f'invalid version "{spec.get("cdiVersion", "")}"')
-    least = minimum_version(spec)
-    if version_key(version) < version_key(least):
-        raise InvalidSpecError(f"the spec version must be at least v{least}")
-    validate_kind(spec.get("kind", ""))
-    check_edits(spec.get("containerEdits") or {})
-    seen: set[str] = set()
-    for device in spec.get("devices") or []:
-        name = device.get("name", "")
-        try:
-            validate_device_name(name)
-            edits = device.get("containerEdits") or {}
-            if not any(v is not None and v != [] for v in edits.values()):
-                raise InvalidSpecError("invalid device, empty device edits")
-            try:
-                check_edits(edits)
-            except InvalidSpecError as e:
-                raise InvalidSpecError(f'invalid device "{name}": {e}') from None
-        except InvalidSpecError as e:
-            raise InvalidSpecError(f'failed add device "{name}": {e}') from None
-        if name in seen:
-            raise InvalidSpecError(f'invalid spec, multiple device "{name}"')
-        seen.add(name)
-    if not seen:
-        raise InvalidSpecError("invalid spec, no devices")
 
 
 def validate_kind(kind: str) -> None:
@@ -339,14 +288,13 @@ def _check_net(devices: list[ReadOnlyJSON]) -> None:
         by_host[host], by_name[name] = name, host
 
 
-def check_shape(spec: Any) -> None:
-    """Checks the types of the known fields.
+def check_shape(spec: Any, *, newer: bool = False) -> None:
+    """Raises :class:`InvalidSpecError` if a field has a wrong type, or if a field is unknown.
 
-    Unknown fields are accepted, because a newer version of the specification may have them.
-
-    Raises :class:`InvalidSpecError`.
+    Args:
+        newer: whether unknown fields are accepted, because a newer version of the specification may have them.
     """
-    _strict(spec, SPEC_SHAPE, ("spec",), newer=True)
+    _strict(spec, SPEC_SHAPE, ("spec",), newer=newer)
 
 
 def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:

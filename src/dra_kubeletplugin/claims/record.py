@@ -306,7 +306,7 @@ def decode_record(head: Head, data: bytes) -> Row:
             raw = _objects.decode(text) | raw
             _shapes.decode(text)
             record = msgspec.convert(raw, Record)
-            check_shape(record.cdi)
+            check_shape(record.cdi, newer=True)
             return record
         except InvalidSpecError as e:
             reason = f"the CDI spec cannot be used: {e}"

@@ -20,7 +20,7 @@ from ..base.json_types import ReadOnlyJSON
 from ..base.telemetry.logs import log_sample
 from ..errors import DraError, printable
 from ..resourceapi.gated_fields import Gate, options_without, removed_fields, without
-from ..resourceapi.nodes import Nodes, Where
+from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import CounterSet, Device, Taint
 from ..resourceapi.unhealthy_reason import with_reason
@@ -116,10 +116,9 @@ class PoolState:
 
     def described(self) -> tuple[object, ...]:
         """Returns a value that is equal for two states with the same published form, without health and the API server's rejections."""
-        items = (self.present, self.gone, self.sets, self.unnamed)
-        # Dicts with another order of keys are equal, but the order of devices is published.
-        order = [list(item) for item in items]
-        return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
+        # Lists, because dicts with another order of keys are equal, but the order of devices is published.
+        ordered = [list(items.items()) for items in (self.present, self.gone, self.sets, self.unnamed)]
+        return self.name, self.nodes, self.per_device, self.options, self.fault, ordered
 
 
 def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[str, ReadOnlyJSON] | None) -> PoolState:
@@ -140,12 +139,7 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     per_device = pool.nodes.where is not Where.THIS and (
         any(map(selects_own_nodes, found.values())) or any(e.has_own_nodes for e in gone.values())
     )
-    if per_device:
-        gone = {name: entry.with_nodes(pool.nodes) for name, entry in gone.items()}
-    validated = [
-        validate_device(d, pool.nodes, per_device=per_device, before=before.present.get(name))
-        for name, d in found.items()
-    ]
+    validated = [validate_device(d, pool.nodes, before.present.get(name)) for name, d in found.items()]
     # By the name in the entry, which is the earlier string if the device is unchanged. A new string would keep the memory page alive that
     # it shares with the objects of the new result: 4 MiB for 2,048 devices.
     entries = {entry.name: entry for entry in validated}
@@ -236,10 +230,12 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], 
         gates = entry.gates | {Gate.TAINTS} if taints else entry.gates
         if gates and gates not in samples:
             samples[gates] = _marked(entry.json, taints, reason)
-        if not (taints or reason) and gates.isdisjoint(off):  # published as the driver returned it
+        if not (taints or reason or state.per_device) and gates.isdisjoint(off):  # published as the driver returned it
             devices.append(entry)
             continue
         json = _marked(entry.json, taints, reason)
+        if state.per_device and json.keys().isdisjoint(NODE_FIELDS):
+            json = {**json, **state.nodes.of_device()}
         published = without(json, off)
         if isinstance(published, str):
             rejected[name] = published

@@ -66,13 +66,6 @@ class DeviceEntry:
         consumptions = self.json.get("consumesCounters") if self.consumed else None
         return {c["counterSet"]: {n: a["value"] for n, a in c["counters"].items()} for c in consumptions or ()}
 
-    def with_nodes(self, nodes: Nodes) -> DeviceEntry:
-        """Returns the entry with ``nodes``, unless it selects its own nodes. For a pool in which each device has its own nodes."""
-        if self.fault or not self.encoded or self.has_own_nodes:
-            return self
-        built = {**self.json, **nodes.of_device()}
-        return replace(self.with_json(built), gates=gates_of(built))
-
     def with_json(self, json: ReadOnlyJSON) -> DeviceEntry:
         """Returns the entry with other JSON, which the caller knows to be valid."""
         return DeviceEntry(self.name, self.device, _encoded(json), "", self.consumed, max_devices([json]), self.gates)
@@ -91,31 +84,25 @@ def decoded(encoded: bytes) -> dict[str, Any]:
     return out
 
 
-def validate_device(
-    device: Device, nodes: Nodes, *, per_device: bool, before: DeviceEntry | None = None
-) -> DeviceEntry:
+def validate_device(device: Device, nodes: Nodes, before: DeviceEntry | None = None) -> DeviceEntry:
     """Validates one device of a pool with ``nodes``. Raises nothing: the entry contains the fault.
 
     An unchanged device is not validated again, and ``before`` is returned, so that a discovery every minute keeps no new objects.
 
     Args:
-        per_device: whether each device of the pool has its own nodes.
         before: the entry from the last discovery. It was validated for the same kind of nodes: all pools of the node role are of this
             node, and no pool of the controller role is.
     """
     name = name_of(device, Device)
     try:
         built, faults = device.converted()
-        own = any(f in built for f in NODE_FIELDS)
-        if per_device and not own:
-            built |= nodes.of_device()
         encoded = _encoded(built)
         if before is not None and not faults and before.encoded == encoded and device.nodes == before.device.nodes:
             unchanged = device.data is before.device.data and device == before.device
             return before if unchanged else replace(before, device=device)
         is_complete = not faults
         faults += device.broken_rules(built)
-        if own and nodes.where is Where.THIS:
+        if nodes.where is Where.THIS and not built.keys().isdisjoint(NODE_FIELDS):
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if isinstance(device.nodes, Nodes) and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_devkit.cdi.cache import CdiCache, CdiInjectError
+from dra_devkit.cdi.spec_validation import minimum_version
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cdi import minimum_version
 from dra_kubeletplugin.cdi.spec import version_to_declare
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from dra_devkit.cdi.cache import CdiCache
 from dra_devkit.cdi.reader import read_spec
+from dra_devkit.cdi.spec_validation import minimum_version
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cdi import minimum_version
 
 
 def spec(**fields: Any) -> JSON:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dra_devkit.cdi.cache import CdiInjectError
-from dra_kubeletplugin.cdi.spec import VERSIONS, minimum_version, spec_faults, version_key
+from dra_devkit.cdi.spec_validation import minimum_version, spec_faults
+from dra_kubeletplugin.cdi.spec import VERSIONS, version_key
 
 from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..harness import Harness

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin.cdi.spec import spec_faults
-
 from ..hosts import tree
 from .reader import SpecFileError, read_spec
+from .spec_validation import spec_faults
 
 SUFFIXES = (".json", ".yaml")  # of the files that runtimes read
 DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
