@@ -30,9 +30,9 @@ def running_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_without_kubeconfig_a_verb_selects_the_only_running_cluster(
     running_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert dev_client._state(None) == running_state
+    assert dev_client.state_folder(None) == running_state
     monkeypatch.setenv("KUBECONFIG", "")
-    assert dev_client._state(None) == running_state
+    assert dev_client.state_folder(None) == running_state
 
 
 def test_a_kubeconfig_of_another_cluster_is_refused_with_the_options_to_use(
@@ -42,10 +42,10 @@ def test_a_kubeconfig_of_another_cluster_is_refused_with_the_options_to_use(
     other.write_text("{}")
     monkeypatch.setenv("KUBECONFIG", str(other))
     with pytest.raises(SettingsError) as raised:
-        dev_client._state(None)
+        dev_client.state_folder(None)
     assert str(raised.value) == (
         f"KUBECONFIG {other} does not belong to a running `dra dev`: use --state-dir {running_state}, or unset KUBECONFIG"
     )
-    assert dev_client._state("elsewhere") == Path("elsewhere")
+    assert dev_client.state_folder("elsewhere") == Path("elsewhere")
     monkeypatch.setenv("KUBECONFIG", f"{other}:{running_state / 'kubeconfig'}")
-    assert dev_client._state(None) == running_state
+    assert dev_client.state_folder(None) == running_state

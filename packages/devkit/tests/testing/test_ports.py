@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 
-from dra_devkit.testing import ports
 from dra_devkit.testing.ports import free_port
 
 SAME_SEED = "import random; random.seed(7); from dra_devkit.testing.ports import free_port; print(free_port())"
@@ -21,9 +20,3 @@ def test_two_sessions_with_the_same_seed_get_different_ports() -> None:
         random.setstate(before)
     other_session = subprocess.run([sys.executable, "-c", SAME_SEED], capture_output=True, text=True, check=True)
     assert int(other_session.stdout) != own_port
-
-
-def test_the_number_of_port_marks_is_limited() -> None:
-    requested_ports = [free_port() for _ in range(3 * ports._MAX_MARKS)]
-    assert len(ports._marks) == ports._MAX_MARKS
-    assert len({*requested_ports[-ports._MAX_MARKS :]}) == ports._MAX_MARKS

@@ -15,7 +15,6 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_devkit.yaml import loader as kubectl_yaml
 from dra_devkit.yaml import stream
 from dra_kubeletplugin.base.yaml import dump
 
@@ -148,11 +147,6 @@ def test_many_values_are_not_rejected_as_an_alias_bomb(tmp_path: Path) -> None:
     """The text is like the output of `kubectl get -o yaml` for a large cluster."""
     item = f"- {{apiVersion: v1, kind: ConfigMap, metadata: {{name: a}}, data: {{{', '.join(f'k{i}: v' for i in range(50))}}}}}\n"
     assert read_names("kind: List\nitems:\n" + item * 1500, tmp_path) == ("a" * 1500, [])
-
-
-def test_valid_json_is_not_parsed_as_yaml_to_locate_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubectl_yaml, "parts", lambda text: pytest.fail("read as YAML"))
-    assert read_names(JSON % "a" + JSON % "b", tmp_path) == ("ab", [])
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from ..localcluster.dev.verbs import AnyVerb
 def run_verb(args: argparse.Namespace) -> int:
     """Sends the verb and prints the result. Returns 0. On a failure, prints only the error and returns 2."""
     try:
-        response = control.ask(_state(args.state_dir), _verb(args))
+        response = control.ask(state_folder(args.state_dir), _verb(args))
     except control.ControlError as e:
         print(f"dra {args.command}: {indented(e)}", file=sys.stderr)
         return Exit.USAGE
@@ -53,7 +53,7 @@ def _function(text: str) -> str:
     return text
 
 
-def _state(given: str | None) -> Path:
+def state_folder(given: str | None) -> Path:
     """Returns the state folder of the chosen cluster.
 
     Raises :class:`SettingsError` if no ``dra dev`` runs, if several run, or if KUBECONFIG does not belong to a running ``dra dev``.

@@ -94,7 +94,7 @@ class _DriverProcess(Protocol):
     async def notes(self) -> list[str]: ...
 
 
-async def _report_readiness(process: _DriverProcess, health: HealthMonitor | None = None) -> NoReturn:
+async def report_readiness(process: _DriverProcess, health: HealthMonitor | None = None) -> NoReturn:
     """Writes into the file of ``DRA_DEV_READY``, after each change, why the process is not ready, or its notes.
 
     Before it writes the notes, it waits a short time for the first health report, which may add notes.
@@ -124,13 +124,13 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
 
 async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_report_readiness(plugin, plugin.health if plugin.driver.reports_health else None))
+        tasks.create_task(report_readiness(plugin, plugin.health if plugin.driver.reports_health else None))
         tasks.create_task(trim_memory(plugin, stop))
 
 
 async def _beside_controller(process: Controller, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_report_readiness(process))
+        tasks.create_task(report_readiness(process))
         tasks.create_task(exit_when_lease_lost(process, stop))
 
 

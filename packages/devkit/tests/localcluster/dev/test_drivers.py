@@ -236,7 +236,7 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
 ) -> None:
     file, plugin = tmp_path / "ready", FakePlugin()
     monkeypatch.setenv(dev_driver.READY, str(file))
-    reporting = asyncio.create_task(dev_driver._report_readiness(cast("Plugin", plugin)))
+    reporting = asyncio.create_task(dev_driver.report_readiness(cast("Plugin", plugin)))
     async with asyncio.timeout(30):
         while not file.exists():
             await asyncio.sleep(0.01)
@@ -249,19 +249,19 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
     assert json.loads(file.read_text()) == {"waits": [], "failed_for_good": False, "notes": ["no device"]}
 
 
-async def test_dra_dev_reads_from_a_driver_whose_discovery_keeps_failing_that_it_failed_for_good(
+async def test_a_driver_whose_discovery_keeps_failing_reports_that_it_failed_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, plugin = tmp_path / "ready", FakePlugin()
     plugin.discovery.fault = "the library is missing"
     monkeypatch.setenv(dev_driver.READY, str(file))
     monkeypatch.setattr(dev_driver, "_FAILING_LIMIT", 0.0)
-    reporting = asyncio.create_task(dev_driver._report_readiness(cast("Plugin", plugin)))
+    reporting = asyncio.create_task(dev_driver.report_readiness(cast("Plugin", plugin)))
     async with asyncio.timeout(30):
-        while not (state := drivers._read_state(file)):
+        while not file.exists():
             await asyncio.sleep(0.01)
     reporting.cancel()
-    assert state.failed_for_good
+    assert json.loads(file.read_text())["failed_for_good"]
 
 
 def running_pids(pids: Path) -> list[int]:

@@ -213,16 +213,6 @@ def test_only_pods_that_request_a_token_have_one() -> None:
         assert one(EVERYTHING, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
 
 
-@pytest.mark.parametrize("name", ["", *DRIVERS])
-def test_manifests_are_objects_of_the_official_models(name: str) -> None:
-    import kubernetes.client as models
-
-    for manifest in plain(values_of(name)) if name else EVERYTHING:
-        if manifest["apiVersion"] == "cert-manager.io/v1":
-            continue  # not a type of Kubernetes itself
-        getattr(models, f"V1{manifest['kind']}").model_validate(manifest)
-
-
 @pytest.mark.parametrize("name", DRIVERS)
 def test_manifests_take_the_driver_name_from_the_values_only(name: str) -> None:
     driver_values = values_of(name)

@@ -134,3 +134,19 @@ def test_a_comprehension_over_an_attribute_needs_lists(macro: str) -> None:
         cel.Selector(f"{values}.{macro}", list_attributes=True)
     cel.Selector(f'dyn(device.attributes["d.example.com"].text).{macro}')
     cel.Selector(f'device.attributes["d.example.com"].{macro}')
+
+
+def nested_pairs(depth: int, body: str) -> str:
+    for i in range(depth, 0, -1):
+        body = f"cel.bind(x{i}, [x{i - 1}, x{i - 1}], {body})"
+    return f"cel.bind(x0, [1], {body})"
+
+
+@pytest.mark.parametrize(
+    "call", ["indexOf(1) == 0", "lastIndexOf(1) == 0", "isSorted()", "min() == 1", "max() == 1", "sum() == 1"]
+)
+def test_an_expression_over_shared_lists_ends_at_its_cost_limit(call: str) -> None:
+    """40 nested pairs have 2^40 values. A computation of the cost that walks all of them never ends, as in Kubernetes."""
+    selector = cel.compile_selector(nested_pairs(40, f"dyn(x40).{call}"))
+    with pytest.raises(cel.CelError, match="actual cost limit exceeded"):
+        selector.matches(DEVICE)

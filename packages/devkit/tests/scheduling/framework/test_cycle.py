@@ -473,19 +473,6 @@ def test_results_of_a_node_are_recomputed_after_a_change() -> None:
     assert feasible_nodes() == []
 
 
-def test_the_pools_and_results_of_a_removed_node_are_deleted() -> None:
-    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
-    cache.claims.observe(claim("c"))
-    claims = read(with_claims("c"), cache)
-    assert isinstance(claims, PodClaims)
-    memory = AllocationMemory()
-    allocations = NodeAllocator(memory, cache.devices(), 2)
-    Cycle(with_claims("c"), CycleSnapshot([node("a"), node("b")], {}, {}), claims, allocations).feasible()
-    memory.keep_only([node("b")])
-    assert memory.pools._known.keys() == {"b"}
-    assert [results.keys() for results in memory.found.values()] == [{"b"}]
-
-
 def test_a_failed_selector_fails_the_pod_on_all_nodes() -> None:
     cache = cache_with({"a": [{"name": "d0"}]})
     cache.claims.observe(claim("c", selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].x == 1'}}]))
