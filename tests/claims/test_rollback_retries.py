@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -62,16 +63,16 @@ async def test_a_retry_that_is_scheduled_during_a_reconcile_pass_survives_the_pa
         driver.failure = None
         reconciling = asyncio.create_task(manager.claims.reconciler.once(ask_server=False))
         await driver.is_waiting.wait()
-        await wait_until(lambda: FAST_UID not in retries._retries)
+        await wait_until(lambda: FAST_UID not in retries.due)
         assert not isinstance(await manager.prepare(fast_ref), DraError)
         driver.failure = OSError("the card does not answer")
         assert isinstance(await manager.unprepare(fast_ref), DraError)
-        assert FAST_UID in retries._retries
+        assert FAST_UID in retries.due
         driver.failure = None
         driver.resume.set()
         await reconciling
-        assert FAST_UID in retries._retries
-        assert SLOW_UID not in retries._retries
+        assert FAST_UID in retries.due
+        assert SLOW_UID not in retries.due
 
 
 def test_probes_of_a_hanging_folder_use_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +148,7 @@ async def test_one_rollback_of_a_claim_runs_at_a_time_until_it_succeeds(caplog: 
         await asyncio.sleep(0.01)
         assert len(rollbacks.uids) == 2
         rollbacks.go.set()
-        await wait_until(lambda: not retries._retries)
+        await wait_until(lambda: not retries.due)
         assert len(rollbacks.uids) == 5
     assert caplog.text.count("cannot roll back claim: the records cannot be written") == 2  # once for each claim
 
@@ -159,7 +160,7 @@ async def test_a_stopping_plugin_schedules_no_retry(caplog: pytest.LogCaptureFix
         await wait_until(lambda: rollbacks.uids)
         await asyncio.sleep(0.01)
         assert rollbacks.uids == ["u"]
-        assert retries._retries["u"].backoff.failures == 1
+        assert retries.due == {"u": math.inf}
     assert caplog.text == ""
 
 

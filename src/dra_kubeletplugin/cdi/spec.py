@@ -288,17 +288,13 @@ def _check_net(devices: list[ReadOnlyJSON]) -> None:
         by_host[host], by_name[name] = name, host
 
 
-def check_shape(spec: Any, *, newer: bool = False) -> None:
-    """Raises :class:`InvalidSpecError` if a field has a wrong type, or if a field is unknown.
-
-    Args:
-        newer: whether unknown fields are accepted, because a newer version of the specification may have them.
-    """
-    _strict(spec, SPEC_SHAPE, ("spec",), newer=newer)
+def check_shape(spec: Any) -> None:
+    """Raises :class:`InvalidSpecError` if a field has a wrong type, or if a field is unknown."""
+    _strict(spec, SPEC_SHAPE, ("spec",))
 
 
-def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:
-    """Rejects wrong types and, unless ``newer``, unknown fields, as the Go library's decoder does."""
+def _strict(value: Any, shape: Any, path: _Path) -> None:
+    """Rejects wrong types and unknown fields, as the Go library's decoder does."""
     if value is None:
         return
     if isinstance(shape, str):
@@ -309,15 +305,14 @@ def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None
         for i, item in enumerate(value):
             if item is None:
                 raise InvalidSpecError(f"{_shown(path)}[{i}] is empty")
-            _strict(item, shape[0], (path, "[", i, "]"), newer=newer)
+            _strict(item, shape[0], (path, "[", i, "]"))
     else:
         if not isinstance(value, dict):
             raise InvalidSpecError(f"{_shown(path)} must be an object")
         for key, item in value.items():
-            if key in shape:
-                _strict(item, shape[key], (path, ".", key), newer=newer)
-            elif not newer:
+            if key not in shape:
                 raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
+            _strict(item, shape[key], (path, ".", key))
 
 
 # The path of the parent, then texts to append. It is joined only if an error is reported, which saves time.

@@ -12,8 +12,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from ..base.backoff import Backoff
 from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
@@ -26,17 +24,14 @@ _FIRST, _LONGEST = 2.0, 300.0  # seconds between two tries
 _CHECK_INTERVAL = 0.5  # seconds between checks whether a try is due
 
 
-class _Retry(msgspec.Struct):
-    backoff: Backoff
-    due: float = math.inf  # by time.monotonic(); infinite during a try
-
-
 class RollbackRetries:
     """The failed rollbacks of one process. All methods are called on the event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
-        metrics.measure("rollbacks_failing", lambda: len(self._retries))
-        self._retries: dict[str, _Retry] = {}  # by claim UID
+        metrics.measure("rollbacks_failing", lambda: len(self.due))
+        self.due: dict[str, float] = {}
+        """When each claim is tried next, by UID: in seconds of ``time.monotonic()``; infinite during a try."""
+        self._failures: dict[str, int] = {}
         self._logged = LogOnce()
 
     def failed(self, uid: str, attempts: int = 0) -> float:
@@ -49,15 +44,15 @@ class RollbackRetries:
         Returns:
             The pause in seconds.
         """
-        retry = self._retries.setdefault(uid, _Retry(Backoff(_FIRST, _LONGEST)))
-        retry.backoff.failures = max(retry.backoff.failures, attempts - 1)
-        pause = retry.backoff.next()
-        retry.due = time.monotonic() + pause
+        self._failures[uid] = max(self._failures.get(uid, 0) + 1, attempts)
+        pause = Backoff(_FIRST, _LONGEST, failures=self._failures[uid]).delay()
+        self.due[uid] = time.monotonic() + pause
         return pause
 
     def done(self, uid: str) -> None:
         """Forgets a claim that is rolled back, or has nothing to roll back."""
-        self._retries.pop(uid, None)
+        self.due.pop(uid, None)
+        self._failures.pop(uid, None)
         self._logged.forget(uid)
 
     def log(
@@ -80,22 +75,22 @@ class RollbackRetries:
             roll_back: rolls back the claim with this UID and calls :meth:`done`. It raises :class:`DraError` if that fails.
         """
 
-        async def try_again(uid: str, retry: _Retry) -> None:
+        async def try_again(uid: str) -> None:
             try:
                 await roll_back(uid)
             except StoppingError:
                 pass  # the next process rolls it back
             except DraError as e:
-                if self._retries.get(uid) is retry and retry.due == math.inf:  # it failed before the rollback began
+                if self.due.get(uid) == math.inf:  # it failed before the rollback began
                     self.log(uid, "cannot roll back claim: %s", e)
                     self.failed(uid)
 
         async with asyncio.TaskGroup() as tasks:
             while True:
-                for uid, retry in self._retries.items():
-                    if retry.due <= time.monotonic():
-                        retry.due = math.inf
-                        tasks.create_task(try_again(uid, retry), name=f"roll back {uid}")
+                for uid, due in self.due.items():
+                    if due <= time.monotonic():
+                        self.due[uid] = math.inf
+                        tasks.create_task(try_again(uid), name=f"roll back {uid}")
                 await asyncio.sleep(_CHECK_INTERVAL)
 
 

@@ -85,7 +85,9 @@ class RecordStore:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             self._began = time.monotonic()
-            for (_, future), result in zip(batch, await in_own_thread(self._results, batch), strict=True):
+            for (_, future), result in zip(
+                batch, await in_own_thread(self._work, [job for job, _ in batch]), strict=True
+            ):
                 if future.done():  # its caller was cancelled
                     continue
                 if isinstance(result, BaseException):
@@ -94,12 +96,6 @@ class RecordStore:
                     future.set_result(result)
             self._began = 0.0
         self._batches = None
-
-    def _results(self, batch: Sequence[tuple[Job, object]]) -> list[object]:
-        try:
-            return self._work([job for job, _ in batch])
-        except BaseException as e:  # the callers must not wait for ever
-            return [e] * len(batch)
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
@@ -188,6 +184,8 @@ class RecordStore:
                     done = self._transaction(operations, sync=any(jobs[i][1] is Mode.SYNC for i in chosen))
             except (OSError, RecordsError) as e:
                 done = [self._failed(e)] * len(chosen)
+            except BaseException as e:  # the callers must not wait for ever
+                done = [e] * len(chosen)
             for i, result in zip(chosen, done, strict=True):
                 results[i] = result
         return results
