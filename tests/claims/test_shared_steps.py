@@ -25,13 +25,13 @@ from dra_kubeletplugin import (
     RetryableError,
     SharedStep,
 )
-from dra_kubeletplugin.claims import ClaimIdentity, State
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.folder import ClaimFolder
-from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
+from dra_kubeletplugin.claims.store.records import RECOVER, file_name
 from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
-from tests.helpers.crash.record_stores import damage_file, make_record, remove_records, write_body
+from tests.helpers.crash.record_stores import damage_file, insert, make_record, remove_records, write_body
 from tests.helpers.waiting import wait_until
 
 NAME = "cards.example.com"
@@ -285,52 +285,6 @@ async def test_after_a_reboot_state_is_torn_down_once_before_it_is_set_up_or_aft
         assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
 
 
-async def test_a_claim_with_other_data_is_refused_while_another_claim_uses_the_state(
-    shared_folder: SharedFolder,
-) -> None:
-    class NewerDriver(CardDriver):
-        version = "4.3"
-
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as old_manager, shared_folder.instance(NewerDriver) as new_manager:
-        await check_success(old_manager.prepare(a))
-        text = await error_of(new_manager.prepare(b))
-        assert "firmware of card-0 is set up for claim ns/a (UID uid-a) with {'version': '4.2'}" in text
-        assert await new_manager.records() == {"uid-a": State.PREPARED}
-        await check_success(new_manager.unprepare(a))
-        await check_success(new_manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2", "teardown card-0 4.2", "setup card-0 4.3"]
-
-
-async def test_an_unfinished_setup_of_an_older_version_is_torn_down_with_its_own_data(
-    shared_folder: SharedFolder,
-) -> None:
-    class NewerDriver(CardDriver):
-        version = "4.3"
-
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as old_manager, shared_folder.instance(NewerDriver) as new_manager:
-        shared_folder.card.fail = {"setup", "teardown"}
-        await error_of(old_manager.prepare(a))
-        shared_folder.card.take_calls()
-        shared_folder.card.fail = set()
-        await check_success(new_manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["teardown card-0 4.2", "setup card-0 4.3"]
-        await check_success(new_manager.unprepare(a))
-        assert shared_folder.card.versions == {"card-0": "4.3"}
-
-
-async def test_an_error_of_a_setup_names_the_line_of_the_setup_and_no_second_line(shared_folder: SharedFolder) -> None:
-    class Wrong(CardDriver):
-        def setup_firmware(self, card: str, version: str) -> None:
-            self.hardware_lock(7)  # type: ignore[arg-type]
-
-    async with shared_folder.instance(Wrong) as manager:
-        error = await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
-        assert error.count("test_shared_steps.py:") == 1
-        assert f"test_shared_steps.py:{Wrong.setup_firmware.__code__.co_firstlineno + 1})" in error
-
-
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -406,27 +360,64 @@ async def test_the_lock_of_the_hardware_is_held_around_setup_and_must_not_be_acq
         assert await manager.records() == {}
 
 
-async def test_shared_steps_of_a_claim_are_torn_down_newest_first_at_each_attempt(shared_folder: SharedFolder) -> None:
-    class TwoStepDriver(CardDriver):
-        def prepare(self, claim: Claim) -> Any:
-            claim.shared_step("firmware", "card-0", version="1")
-            claim.shared_step("mode", "card-0")
-            return [d.prepared() for d in claim.devices]
+# --- the claims that use a step, by their records -----------------------------------------------
 
-        def setup_mode(self, card: str) -> None:
-            self.card.setup("mode", "")
+READY = {"step": "firmware", "key": "card-0", "data": {"version": "4.2"}, "ready": True}
+UNFINISHED = READY | {"ready": False}
+OLDER = {"data": {"version": "4.1"}}
+SET_UP, TEAR_DOWN = "setup card-0 4.2", "teardown card-0 4.2"
+UNREADABLE = make_record("uid-unreadable", "d-31")
 
-        def teardown_mode(self, card: str) -> None:
-            self.card.teardown("mode", "")
 
-    a = shared_folder.claim("a", "d-0")
-    async with shared_folder.instance(TwoStepDriver) as manager:
-        await check_success(manager.prepare(a))
-        shared_folder.card.take_calls()
-        shared_folder.card.fail = {"teardown"}
-        for _ in range(3):
-            await error_of(manager.unprepare(a))
-            assert shared_folder.card.take_calls() == ["teardown mode ", "teardown card-0 1"]
+def user(state: State = State.PREPARED, *shared: dict[str, Any], **fields: Any) -> Record:
+    return make_record("uid-user", "d-30", state, shared=list(shared), **fields)
+
+
+@pytest.mark.parametrize(
+    ("others", "at_prepare", "at_unprepare"),
+    [
+        ([user(State.PREPARED, READY)], [], []),
+        ([user(State.PREPARED, READY | {"key": "card-1"})], [SET_UP], [TEAR_DOWN]),
+        ([user(State.PREPARED, READY | {"step": "mode"})], [SET_UP], [TEAR_DOWN]),
+        ([user(State.UNPREPARING, UNFINISHED)], [TEAR_DOWN, SET_UP], [TEAR_DOWN]),
+        ([user(State.UNPREPARING, UNFINISHED | OLDER)], ["teardown card-0 4.1", SET_UP], [TEAR_DOWN]),
+        # The plugin cannot know whether the claims in these records use the card.
+        ([user(recovered=True, shared_unknown=True)], [SET_UP], []),
+        ([user(State.PREPARED, READY, recovered=True)], [SET_UP], []),
+        ([UNREADABLE], [SET_UP], []),
+        ([user(State.UNPREPARING, UNFINISHED), UNREADABLE], [SET_UP], []),
+        ([user(recovered=True)], [SET_UP], [TEAR_DOWN]),
+        # The devices belong to another claim, so the record was rolled back, and only its deletion was lost.
+        ([user(State.PREPARED, READY, superseded=True)], [SET_UP], [TEAR_DOWN]),
+    ],
+)  # fmt: skip
+async def test_state_is_set_up_and_torn_down_unless_another_claim_uses_it_or_may_use_it(
+    shared_folder: SharedFolder, others: list[Record], at_prepare: list[str], at_unprepare: list[str]
+) -> None:
+    ref = shared_folder.claim("a", "d-0")
+    async with shared_folder.instance() as manager:
+        for other in others:
+            if other is UNREADABLE:
+                write_body(manager.settings.records_path, other, b"{")
+            else:
+                await insert(manager.claims.store, other)
+        shared_folder.card.versions["card-0"] = "4.2"
+        await check_success(manager.prepare(ref))
+        assert shared_folder.card.take_calls() == at_prepare
+        await check_success(manager.unprepare(ref))
+        assert shared_folder.card.take_calls() == at_unprepare
+
+
+@pytest.mark.parametrize("fields", [{}, {"recovered": True}])
+async def test_a_claim_with_other_data_is_refused_while_another_claim_uses_the_state(
+    shared_folder: SharedFolder, fields: dict[str, Any]
+) -> None:
+    async with shared_folder.instance() as manager:
+        await insert(manager.claims.store, user(State.PREPARED, READY | OLDER, **fields))
+        text = await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
+        assert "firmware of card-0 is set up for claim ns/name-uid-user (UID uid-user) with {'version': '4.1'}" in text
+        assert shared_folder.card.take_calls() == []
+        assert await manager.records() == {"uid-user": State.PREPARED}
 
 
 # --- records that cannot be written -------------------------------------------------------------
@@ -447,32 +438,6 @@ def fail_write(monkeypatch: pytest.MonkeyPatch, uid: str, part: bytes) -> Callab
 
     monkeypatch.setattr(ClaimFolder, "commit", commit_or_fail)
     return lambda: bool(failed)
-
-
-async def test_state_is_torn_down_if_the_record_of_a_user_could_not_be_written(
-    shared_folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The release of the first claim is not written. The second claim then leaves the state to the first claim, which
-    releases again.
-    """
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as manager, shared_folder.instance() as second_manager:
-        await check_success(manager.prepare(a))
-        await check_success(manager.prepare(b))
-        shared_folder.card.take_calls()
-        failed = fail_write(monkeypatch, "uid-a", b'"undone":true')
-        do, responses = manager.claims.store.do, []
-
-        async def unprepare_second_and_do(*args: Any, **options: Any) -> Any:
-            if failed() and not responses:
-                responses.append(await second_manager.unprepare(b))
-            return await do(*args, **options)
-
-        manager.claims.store.do = unprepare_second_and_do  # type: ignore[method-assign]
-        assert "the disk is full" in await error_of(manager.unprepare(a))
-        await check_success(manager.unprepare(a))
-        assert len(responses) == 1
-        assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
 
 
 async def test_a_step_that_was_not_written_does_not_count_as_set_up(
@@ -531,31 +496,6 @@ async def test_users_are_counted_from_the_notes_after_a_loss_of_the_records(shar
 STEP = SharedStep("firmware", "card-0", {"version": "4.2"})
 
 
-@pytest.mark.parametrize(("steps", "torn_down"), [(None, []), ([STEP], ["teardown card-0 4.2"])])
-async def test_state_of_a_claim_that_only_the_hardware_has_stays_set_up(
-    shared_folder: SharedFolder, steps: Any, torn_down: list[str]
-) -> None:
-    class RecoveringDriver(CardDriver):
-        def recover(self) -> list[RecoveredClaim]:
-            device = PreparedDevice(request="r", pool="node", name="d-0")
-            return [RecoveredClaim(uid="uid-a", devices=[device], shared_steps=steps)]
-
-    b = shared_folder.claim("b", "d-1")
-    shared_folder.card.versions["card-0"] = "4.2"
-    async with shared_folder.instance() as manager:
-        path = manager.settings.records_path
-    remove_records(path)
-    async with shared_folder.instance(RecoveringDriver) as manager:
-        await check_success(manager.prepare(b))
-        assert shared_folder.card.take_calls() == [
-            "setup card-0 4.2"
-        ]  # the plugin cannot know whether the card was set up
-        await check_success(manager.unprepare(b))
-        assert shared_folder.card.take_calls() == []
-        await check_success(manager.unprepare(ClaimIdentity("ns", "a", "uid-a")))
-        assert shared_folder.card.take_calls() == torn_down
-
-
 async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_lost_records(
     shared_folder: SharedFolder,
 ) -> None:
@@ -605,24 +545,6 @@ async def test_an_unfinished_setup_is_not_torn_down_until_the_driver_has_reporte
         assert shared_folder.card.take_calls() == ["teardown card-0 4.2", "setup card-0 4.2"]
 
 
-async def test_state_of_a_claim_that_only_the_hardware_has_is_not_set_up_with_other_data(
-    shared_folder: SharedFolder,
-) -> None:
-    class OlderDriver(CardDriver):
-        def recover(self) -> list[RecoveredClaim]:
-            device = PreparedDevice(request="r", pool="node", name="d-0")
-            step = SharedStep("firmware", "card-0", {"version": "4.1"})
-            return [RecoveredClaim(uid="uid-a", devices=[device], shared_steps=[step])]
-
-    async with shared_folder.instance() as manager:
-        path = manager.settings.records_path
-    remove_records(path)
-    async with shared_folder.instance(OlderDriver) as manager:
-        text = await error_of(manager.prepare(shared_folder.claim("b", "d-1")))
-        assert "is set up for claim ?/? (UID uid-a) with {'version': '4.1'}" in text
-        assert shared_folder.card.take_calls() == []
-
-
 @pytest.mark.parametrize("lose", [shutil.rmtree, lambda path: damage_file(path, "uid-a")])
 async def test_state_with_an_unfinished_teardown_is_not_restored_as_set_up(
     shared_folder: SharedFolder, lose: Callable[[Path], object]
@@ -643,56 +565,6 @@ async def test_state_with_an_unfinished_teardown_is_not_restored_as_set_up(
         assert shared_folder.card.versions == {"card-0": "4.2"}
         await check_success(manager.unprepare(a))
         assert shared_folder.card.versions == {"card-0": "4.2"}
-
-
-async def test_state_that_a_claim_with_an_unreadable_record_may_use_stays_set_up(shared_folder: SharedFolder) -> None:
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as manager:
-        await check_success(manager.prepare(a))
-        await check_success(manager.prepare(b))
-
-        def make_unreadable(records: Records) -> None:
-            stored = records.stored()["uid-a"]
-            records.restore(stored._replace(data=stored.data.partition(b"\n")[0] + b"\n"))
-
-        await manager.claims.store.do(make_unreadable)
-        await check_success(manager.unprepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-
-
-async def test_an_unfinished_setup_is_not_torn_down_while_an_unreadable_record_may_use_the_state(
-    shared_folder: SharedFolder,
-) -> None:
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as manager:
-        shared_folder.card.fail = {"setup", "teardown"}
-        await error_of(manager.prepare(a))
-        shared_folder.card.fail = set()
-        shared_folder.card.take_calls()
-        write_body(manager.settings.records_path, make_record("uid-x", "d-30"), b"{")
-        await check_success(manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-
-
-async def test_a_superseded_record_uses_no_shared_state(shared_folder: SharedFolder) -> None:
-    """The devices belong to another claim, so the record was rolled back, and only its deletion was lost."""
-    a, b = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1")
-    async with shared_folder.instance() as manager:
-        await check_success(manager.prepare(a))
-        shared_folder.card.versions.clear()
-        shared_folder.card.take_calls()
-
-        def supersede(records: Any) -> None:
-            record = records.read("uid-a")
-            fence = record.fence
-            record.superseded = True
-            assert records.update(record, fence)
-
-        await manager.claims.store.do(supersede)
-        await check_success(manager.prepare(b))
-        assert shared_folder.card.take_calls() == ["setup card-0 4.2"]
-        await check_success(manager.unprepare(a))
-        assert shared_folder.card.take_calls() == []
 
 
 @pytest.mark.parametrize(
