@@ -232,21 +232,6 @@ def test_a_write_repeats_exactly_the_fields_that_the_manager_owns(managed: Any, 
     assert merged(fields_read, NAME, "m", {("p", "d0", ""): STATUS}) == expected
 
 
-def test_shares_of_one_device_are_separate_entries() -> None:
-    fields_read = claim("d", "d", "d")
-    for result, share in zip(fields_read["status"]["allocation"]["devices"]["results"], ("", "s1", "s2"), strict=True):
-        result["shareID"] = share or None
-    fields_read["status"]["devices"] = [entry("d", shareID="s1"), entry("d")]
-    fields_read["metadata"]["managedFields"] = [owned((NAME, "d", "s1"), (NAME, "d", ""))]
-    entries = merged(decode(fields_read), NAME, "m", {("p", "d", "s2"): STATUS})
-    assert entries
-    assert [(e.get("shareID"), e["data"]) for e in entries] == [
-        (None, {"old": 1}),
-        ("s1", {"old": 1}),
-        ("s2", {"vlan": 1}),
-    ]
-
-
 def test_a_condition_keeps_its_time_and_network_data_of_the_manager_is_kept() -> None:
     fields = owned((NAME, "d1", ""))
     for item in fields["fieldsV1"]["f:status"]["f:devices"].values():
@@ -374,17 +359,3 @@ async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_de
         client.go.set()
         assert [await r for r in (first, second, third)] == [is_first_written, True, True]
     assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == expected
-
-
-async def test_four_claims_are_written_at_a_time() -> None:
-    client = Client()
-    client.go.clear()
-    async with running_reporter(make_reporter(client)) as reporter:
-        results = [reporter.queue(ClaimIdentity("ns", "c", f"u{i}"), {KEY: STATUS}) for i in range(6)]
-        await wait_until(lambda: client.get_count == 4)
-        await asyncio.sleep(0.02)
-        assert client.get_count == 4
-        client.go.set()
-        assert [await r for r in results] == [False] * 6  # reports of other claims
-        assert (client.get_count, reporter.fault) == (6, "")
-    assert counts(reporter) == {"written": 0, "dropped": 6, "failed": 0}

@@ -5,17 +5,16 @@ increases by one with each update.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, NetworkData, PreparedDevice, metadata
-from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin import Claim, Driver, NetworkData, PreparedDevice, metadata
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.metadata_updates import MetadataUpdates
 from dra_kubeletplugin.driver import MetadataUpdate
 from dra_kubeletplugin.errors import (
@@ -29,10 +28,32 @@ from dra_kubeletplugin.errors import (
 )
 from dra_kubeletplugin.metadata.document import Document, decode, decode_whole
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
-from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
+from tests.helpers.crash.file_faults import FileFaults
+from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.waiting import wait_until
 
+UID = "uid-1"
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
+
+
+class Net(Driver):
+    name = DRIVER
+    metadata = True
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(metadata={"text": "x" * 64}) for d in claim.devices]
+
+
+def claim(api: FakeApiServer) -> ClaimIdentity:
+    """Returns a claim with two requests. One request is an alternative, the other has two devices."""
+    ref = api.allocate("c", UID, "d-0", DRIVER, request="net/fast")
+    results = api.claims["c"]["status"]["allocation"]["devices"]["results"]
+    results += [{**results[0], "request": "acc", "device": name} for name in ("d-1", "d-2")]
+    return ref
+
+
+def path(r: RunningManager, request: str) -> Path:
+    return r.settings.plugin_dir / f"dra-device-metadata/{UID}_{request}.json"
 
 
 def read_document(r: RunningManager, request: str) -> Document:
@@ -81,43 +102,37 @@ async def test_updates_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) 
         assert r.claims.files.are_intact((await r.claims.store.all())[0]), "the note contains the update"
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("point", POINTS)
-async def test_after_a_kill_in_an_update_and_a_restart_record_and_file_are_equal(tmp_path: Path, point: str) -> None:
-    api = FakeApiServer()
-    ref = claim(api)
-    async with running_manager(tmp_path, Net(), api) as r:
-        await r.prepare(ref)
-    generation = 1
-    with path(r, "net").open("rb") as mounted:
+@pytest.mark.parametrize("added", [{"text": "y"}, {"more": "z" * 64}], ids=["shorter", "longer"])
+async def test_an_update_that_stops_before_any_file_operation_leaves_no_partial_file_and_the_next_pass_completes_it(
+    tmp_path: Path, added: dict[str, Any]
+) -> None:
+    """From some operation on, each fails, as if the process had died."""
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
+        await r.prepare(claim(r.api))
+        faults = FileFaults(r.settings.plugin_dir, r.settings.cdi_root)
+        with path(r, "net").open("rb") as mounted:
 
-        def read_in_container() -> Document:
-            return decode(os.pread(mounted.fileno(), 1 << 20, 0), Path("mounted"))
+            def read_in_container() -> int:
+                return decode(os.pread(mounted.fileno(), 1 << 20, 0), Path("mounted")).generation
 
-        for number in (50, 59) if "room" in point else (50, 5):  # the file grows, and shrinks
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.helpers.crash.metadata_update_process", str(tmp_path), str(number)),
-                env={**os.environ, "KILL_AT": point},
-                cwd=Path(__file__).parents[2],
-            )
-            assert await process.wait() == -signal.SIGKILL, "the process was not killed at the point"
-            if point != "update: half the file":
-                assert generation <= read_in_container().generation <= generation + 1
-            async with running_manager(tmp_path, Net(), api) as r:
-                await wait_until(lambda: not r.claims.tasks.uids)
+            for number in range(200):
+                generation = await r.driver.update_metadata(
+                    UID, "net", attributes={"text": "x" * 64, "n": None, "more": None}
+                )
+                with (
+                    faults.failing(errno.EIO, lambda n, at=number: n >= at),  # type: ignore[misc]
+                    contextlib.suppress(RecordsError),
+                ):
+                    await r.driver.update_metadata(UID, "net", attributes={**added, "n": number})
+                seen = read_in_container()
+                await r.claims.reconciler.once(ask_server=False)
                 (record,) = await r.claims.store.all()
                 assert r.claims.files.are_intact(record)
-                assert generation <= read_in_container().generation <= generation + 1
-                generation += 1
-                assert (
-                    await r.driver.update_metadata(UID, "net", attributes={"number": number, "text": "z" * number}) > 1
-                )
-                generation = read_in_container().generation
-                assert read_in_container().devices[0].attributes["text"] == "z" * number
-    async with running_manager(tmp_path, Net(), api) as r:
-        assert await r.unprepare(ref) == ()
-        assert list(r.settings.cdi_root.iterdir()) == []
-        assert [p for p in (r.settings.plugin_dir / "dra-device-metadata").rglob("*") if not p.is_dir()] == []
+                assert generation <= seen <= read_in_container() <= generation + 1
+                if faults.count <= number:
+                    assert read_in_container() == generation + 1
+                    return
+    raise AssertionError("more file operations than expected")
 
 
 async def test_two_instances_and_many_tasks_lose_no_update_and_the_generation_never_decreases(tmp_path: Path) -> None:
@@ -236,33 +251,6 @@ async def test_an_update_from_a_thread_of_the_driver_is_complete_when_the_call_r
                 r.driver.update_metadata("nobody", "net", network_data=ETH)
 
         await asyncio.to_thread(fails)
-
-
-async def test_a_full_disk_does_not_change_the_file_and_the_next_pass_writes_the_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
-        await r.prepare(claim(r.api))
-        content = path(r, "net").read_bytes()
-        real = os.pwrite
-
-        def fail_on_full_disk(fd: int, data: bytes, offset: int) -> int:
-            if offset and Path(f"/proc/self/fd/{fd}").readlink().name == f"{UID}_net.json":
-                if len(data) > 3:
-                    return real(fd, bytes(data)[:3], offset)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(fd, data, offset)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", fail_on_full_disk)
-            with pytest.raises(
-                RecordsError,
-                match=r"is recorded, but its file cannot be written yet; the plugin retries: .*No space left",
-            ):
-                await r.driver.update_metadata(UID, "net", network_data=ETH)
-            assert path(r, "net").read_bytes() == content
-        await r.claims.reconciler.once(ask_server=False)
-        assert read_document(r, "net").generation == 2
 
 
 async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have_different_errors(

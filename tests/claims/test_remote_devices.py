@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice, Version
 from dra_kubeletplugin.claims import ClaimIdentity
@@ -121,19 +119,6 @@ async def test_a_device_is_prepared_with_the_attributes_of_its_slice_and_not_pub
         await manager.inventory.update([], held_devices)
         assert not manager.inventory.has_gone
         assert await manager.unprepare(allocate_claim(api)) == ()
-
-
-async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MAX_AGE, 0.0)  # as if each list took longer than its maximum age
-    api = FabricApiServer(make_slice(*({"name": f"f-{i}"} for i in range(8))))
-    ref = allocate_claim(api)
-    results = api.claims[ref.name]["status"]["allocation"]["devices"]["results"]
-    results += [{**results[0], "device": f"f-{i}"} for i in range(1, 8)]
-    async with running_manager(tmp_path, FabricDriver(), api) as manager:
-        await check_success(manager.prepare(ref))
-        assert len(api.listed) == 1
 
 
 async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventory_needs_none(
@@ -274,29 +259,6 @@ async def test_shares_and_partitions_of_remote_devices_have_the_same_limits_as_l
             assert text in str(error)
             await check_success(manager.unprepare(holder))
             await check_success(manager.prepare(other))
-
-
-any_value = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda v: st.lists(v, max_size=2) | st.dictionaries(st.sampled_from(["name", "value", "key", "nodeSelectorTerms"]), v),
-    max_leaves=4,
-)  # fmt: skip
-FIELDS = ["attributes", "capacity", "taints", "consumesCounters", "nodeSelector", "nodeName", "allNodes", "bindingConditions"]  # fmt: skip
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(device=st.dictionaries(st.sampled_from(FIELDS), any_value, max_size=3), spec=st.dictionaries(
-    st.sampled_from(["devices", "sharedCounters", "nodeSelector", "perDeviceNodeSelection"]), any_value, max_size=2))  # fmt: skip
-async def test_a_slice_with_any_content_fails_only_the_claim_that_needs_it(
-    tmp_path_factory: pytest.TempPathFactory, device: dict[str, Any], spec: dict[str, Any]
-) -> None:
-    api = FabricApiServer(make_slice({"name": "f-0", **device}, **spec), make_slice({"name": "g-0"}, pool="good"))
-    async with running_manager(tmp_path_factory.mktemp("odd"), FabricDriver(), api) as manager:
-        response = await manager.prepare(allocate_claim(api))
-        assert not isinstance(response, DraError) or response.code != "DRA-E000", response
-        await check_success(manager.prepare(allocate_claim(api, "g-0", pool="good")))
 
 
 async def test_a_local_device_that_vanishes_while_slices_are_read_causes_no_internal_error(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, Driver, PreparedClaim
-from dra_kubeletplugin.claims.record import Record, State
-from dra_kubeletplugin.claims.undo_steps import UndoRecorder, has_undo, run_undo
+from dra_kubeletplugin.claims.undo_steps import UndoRecorder, run_undo
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError
 
@@ -293,15 +292,3 @@ def test_a_claim_without_its_plugin_reports_that_it_has_no_record() -> None:
     claim = Claim(namespace="ns", name="n", uid="u", devices=())
     with pytest.raises(DriverError, match="created directly"):
         claim.on_undo("x")
-
-
-def test_a_rollback_calls_the_driver_for_its_unprepare_for_undo_steps_and_for_shared_steps() -> None:
-    def record(**fields: Any) -> Record:
-        return Record("uid", "ns", "name", State.PREPARED, "boot", **fields)
-
-    assert has_undo(Steps(), record())
-    assert [has_undo(Driver(), record(**fields)) for fields in ({}, {"undo": [entry(1)]}, {"shared": [{}]})] == [
-        False,
-        True,
-        True,
-    ]

@@ -10,7 +10,7 @@ import pytest
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, Device, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import TextFormatter
-from tests.helpers.drivers import Toy, make_toy_class
+from tests.helpers.drivers import Toy
 from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, unprepare_call
 
 
@@ -106,35 +106,3 @@ async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in
     operation = next(line for line in lines if event in line).partition("[")[2].partition("]")[0]
     assert len(operation) == 8
     assert any(f"[{operation}]" in line and "Traceback" in line and "ZeroDivisionError: by " in line for line in lines)
-
-
-async def test_device_nodes_are_searched_below_dev_root(tmp_path: Any) -> None:
-    from dra_kubeletplugin import ContainerEdits
-
-    class NodeToy(Toy):
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
-
-    async with node_with(NodeToy, dev_root=tmp_path) as node:
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        uid = claim["metadata"]["uid"]
-        error = (await prepare_call(node, ref(claim))).claims[uid].error
-        assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
-        (tmp_path / "toy0").touch()
-        assert not (await prepare_call(node, ref(claim))).claims[uid].error
-
-
-async def test_claims_stay_prepared_if_the_server_no_longer_serves_the_whole_resource() -> None:
-    async with node_with(make_toy_class(), reconcile_grace_period=0) as node:
-        await node.run_pod()
-        claim = await node.claim_of("pod")
-        node.cluster.api.injected_faults.served = set()
-        try:
-            for _ in range(2):
-                report = await node.plugin.claims.reconciler.once()
-                assert report.unprepared == []
-            error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
-            assert error.startswith("API_UNAVAILABLE")
-        finally:
-            node.cluster.api.injected_faults.served = None
-        assert [r.uid for r in await node.plugin.claims.store.all()] == [claim["metadata"]["uid"]]
