@@ -48,7 +48,7 @@ class StubTransport:
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.done: list[str] = []
         self.slept: list[float] = []
-        self.lines: list[bytes | Exception] = []
+        self.sends: list[bytes | Exception] = []
         self.closed_lines = False
 
     def _next(self) -> HttpResponse:
@@ -64,10 +64,10 @@ class StubTransport:
         yield self._next(), self
         self.done.append("stream")
 
-    async def read(self, silence: float) -> AsyncIterator[bytes]:
+    async def lines(self, silence: float) -> AsyncIterator[bytes]:
         self.silence = silence
         try:
-            for line in self.lines:
+            for line in self.sends:
                 if isinstance(line, Exception):
                     raise line
                 yield line
@@ -190,7 +190,6 @@ async def test_headers_follow_the_credentials() -> None:
         seen.append([(await c.headers()).get("Authorization") for _ in range(2)])
         credentials.rejected()
     assert seen == [["Bearer a"] * 2, ["Bearer b"] * 2, [None, None]]
-    assert await c.headers() is await c.headers(), "the same object, so that the headers are encoded once"
     await c.close()
 
 
@@ -454,7 +453,7 @@ async def test_a_failed_refresh_keeps_the_known_version_and_close_ends_a_refresh
 
 async def test_a_stream_yields_the_lines_of_the_response(sent: StubTransport) -> None:
     sent.responses = [response_of()]
-    sent.lines = [b"a", b"b"]
+    sent.sends = [b"a", b"b"]
     opened: list[int] = []
     async with client("t").stream("/w", {"a": "1", "b": ""}, 7, lambda: opened.append(1)) as lines:
         assert opened == [1]
@@ -466,33 +465,17 @@ async def test_a_stream_yields_the_lines_of_the_response(sent: StubTransport) ->
 
 @pytest.mark.parametrize("status", [201, 401, 410, 500])
 async def test_a_refused_stream_raises_an_error_with_status_and_message(status: int, sent: StubTransport) -> None:
-    sent.responses = [response_of(status=status)]
-    sent.lines = [b'{"message": ', b'"no"}']
+    sent.responses = [response_of({"message": "no"}, status)]
     with pytest.raises(ApiError, match=f"GET /w: {status} no") as e:
-        async with client().stream("/w", {}, 7, lambda: pytest.fail("it was opened")):
-            pass
+        async with client().stream("/w", {}, 7, lambda: pytest.fail("opened")):
+            pytest.fail("opened")
     assert e.value.status == status
-    assert sent.done == (["idle connections closed"] if status == 401 else [])
-
-
-async def test_the_client_reads_one_mib_of_a_refused_stream(sent: StubTransport) -> None:
-    half = 512 * 1024
-    sent.responses = [response_of(status=400)]
-    sent.lines = [b" " * half, b" " * (half - 1), b"7", b"never read"]
-    with pytest.raises(ApiError, match="GET /w: 400 ") as e:
-        async with client().stream("/w", {}, 7, lambda: None):
-            pass
-    assert "never read" not in str(e.value)
-    assert sent.closed_lines
-    sent.lines = [b'{"message":"x"' + b" " * (2 * half), b"}"]  # the body is cut, so it is not JSON
-    with pytest.raises(ApiError, match=r"GET /w: 400 \{"):
-        async with client().stream("/w", {}, 7, lambda: None):
-            pass
+    assert ("idle connections closed" in sent.done) == (status == 401)
 
 
 async def test_a_silent_stream_raises_an_error(sent: StubTransport) -> None:
     sent.responses = [response_of()]
-    sent.lines = [b"a", TimeoutError()]
+    sent.sends = [b"a", TimeoutError()]
     with pytest.raises(ApiError, match="GET /w: http://server was silent for 7s"):
         async with client().stream("/w", {}, 7, lambda: None) as lines:
             async for _ in lines:

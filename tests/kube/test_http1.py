@@ -1,19 +1,21 @@
-"""Tests requests as h11 reads them, and responses as a connection returns them."""
+"""Tests requests as h11 reads them, and responses in pieces."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import socket
 
 import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.kube.connection import Connection
-from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError, header_block, request_bytes
-from tests.helpers.fake_transport import Wire
+from dra_kubeletplugin.kube.http1 import (
+    HttpResponse,
+    MalformedResponseError,
+    ResponseReader,
+    header_block,
+    request_bytes,
+)
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -31,18 +33,15 @@ AMBIGUOUS = [
 ]
 
 
-async def read(data: bytes, cuts: list[int] | None = None) -> tuple[HttpResponse, bool]:
-    """Returns the response to a request, which arrives in pieces, and whether the connection can be used again."""
-    with socket.socket() as peer:
-        connection = Connection(lambda _: None)
-        connection.connection_made(Wire(peer))
-        response = asyncio.create_task(connection.request("GET", "/", b"", b""))
-        await asyncio.sleep(0)
-        for start, end in itertools.pairwise(sorted({min(c, len(data)) for c in cuts or []} | {0, len(data)})):
-            connection.data_received(data[start:end])
-        connection.eof_received()
-        await asyncio.wait({response}, timeout=30)
-        return await response, connection.usable()
+def read(data: bytes, cuts: list[int] | None = None) -> tuple[HttpResponse, bool]:
+    """Returns the response, which arrives in pieces, and whether the connection can be used again."""
+    reader = ResponseReader()
+    for start, end in itertools.pairwise(sorted({min(c, len(data)) for c in cuts or []} | {0, len(data)})):
+        reader.feed(data[start:end])
+    if not reader.done:
+        reader.end()
+    assert reader.head
+    return HttpResponse(reader.head.status, reader.head.headers, b"".join(reader.take())), reader.keeps
 
 
 @pytest.mark.parametrize(
@@ -64,18 +63,18 @@ async def read(data: bytes, cuts: list[int] | None = None) -> tuple[HttpResponse
     ],
 )
 @pytest.mark.parametrize("cut", [1, 7, 1000])
-async def test_every_form_of_response_is_read(data: bytes, status: int, body: bytes, usable: bool, cut: int) -> None:
-    response, found = await read(data, list(range(0, len(data), cut)))
+def test_every_form_of_response_is_read(data: bytes, status: int, body: bytes, usable: bool, cut: int) -> None:
+    response, found = read(data, list(range(0, len(data), cut)))
     assert (response.status, response.body, found) == (status, body, usable)
     assert b"a" not in response.headers, "a header of an earlier response"
 
 
 @pytest.mark.parametrize("data", [LENGTH, CHUNKS, b"HTTP/1.1 204 No Content\r\nContent-Length: 1\r\n\r\n"])
 @pytest.mark.parametrize("more", [b"x", LENGTH, LENGTH + LENGTH])
-async def test_data_after_a_response_ends_the_connection_and_not_the_response(data: bytes, more: bytes) -> None:
-    expected, _ = await read(data)
-    assert await read(data + more) == (expected, False)
-    assert await read(data + more, [len(data)]) == (expected, False)
+def test_data_after_a_response_ends_the_connection_and_not_the_response(data: bytes, more: bytes) -> None:
+    expected, _ = read(data)
+    assert read(data + more) == (expected, False)
+    assert read(data + more, [len(data)]) == (expected, False)
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,36 +84,36 @@ async def test_data_after_a_response_ends_the_connection_and_not_the_response(da
     at=st.integers(0, 200),
     byte=st.binary(max_size=1),
 )
-async def test_the_result_does_not_depend_on_the_pieces_in_which_it_arrives(
+def test_the_result_does_not_depend_on_the_pieces_in_which_it_arrives(
     data: bytes, cuts: list[int], at: int, byte: bytes
 ) -> None:
     data = data[:at] + byte + data[at + 1 :]
     results = []
     for pieces in ([], cuts):
         try:
-            results.append(await read(data, pieces))
+            results.append(read(data, pieces))
         except (MalformedResponseError, ConnectionResetError) as e:
             results.append(type(e))
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("data", AMBIGUOUS)
-async def test_ambiguous_responses_are_rejected(data: bytes) -> None:
+def test_ambiguous_responses_are_rejected(data: bytes) -> None:
     with pytest.raises(MalformedResponseError):
-        await read(data)
+        read(data)
 
 
-async def test_a_switch_to_another_protocol_is_rejected() -> None:
+def test_a_switch_to_another_protocol_is_rejected() -> None:
     switch = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
     with pytest.raises(MalformedResponseError, match="switches to another protocol"):
-        await read(switch)
+        read(switch)
 
 
 @pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a"])
 @pytest.mark.parametrize("start", [CHUNKED[:-2], CHUNKED + b"0\r\nY: 1\r\n"], ids=["header", "trailer"])
-async def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:
+def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:
     with pytest.raises(MalformedResponseError):
-        await read(start + field + b"\r\n\r\n")
+        read(start + field + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(
@@ -127,13 +126,13 @@ async def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: 
     ],
     ids=["headers", "a header", "a line between chunks", "a trailer"],
 )
-async def test_endless_headers_are_rejected(start: bytes, more: bytes) -> None:
+def test_endless_headers_are_rejected(start: bytes, more: bytes) -> None:
     with pytest.raises(MalformedResponseError, match="65536"):
-        await read(start + more * 12_000, list(range(0, 72_000, 1000)))
+        read(start + more * 12_000, list(range(0, 72_000, 1000)))
 
 
-async def test_repeated_headers_are_joined() -> None:
-    response, _ = await read(b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\na: 1\r\nE:\r\nA:\t2 \r\nB: x\r\n\r\ny")
+def test_repeated_headers_are_joined() -> None:
+    response, _ = read(b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\na: 1\r\nE:\r\nA:\t2 \r\nB: x\r\n\r\ny")
     assert response.headers == {b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x", b"e": b""}
     assert (response.header(b"b"), response.header(b"c")) == ("x", "")
 

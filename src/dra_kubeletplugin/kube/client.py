@@ -39,7 +39,6 @@ LARGE = 64 * 1024  # bytes: JSON up to this size is decoded on the event loop, w
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that a version discovery may take
-_MAX_REFUSAL = 1024 * 1024  # maximum number of bytes that are read of the response to a refused watch
 USER_AGENT = "dra-kubeletplugin"
 
 
@@ -59,8 +58,6 @@ class KubeClient:
         self.timeout = timeout
         self.transport = Transport(config.server, config.tls, config.proxy, connections=connections)
         self._discovery = Discovery(lambda: self.call("GET", f"/apis/{GROUP}", timeout=_DISCOVERY))
-        self._authorization = ""
-        self._plain = {"Accept": "application/json", "User-Agent": USER_AGENT}
 
     async def close(self) -> None:
         await self._discovery.close()
@@ -249,23 +246,17 @@ class KubeClient:
             with converting_errors(what, server, lambda: f"no response from {server} within {self.timeout:g}s"):
                 async with asyncio.timeout(self.timeout):
                     stream = self.transport.stream(_target(path, query), await self.headers())
-                    head, lines = await stack.enter_async_context(stream)
+                    head, connection = await stack.enter_async_context(stream)
                     if head.status != 200:
                         if head.status == 401:
                             self._rejected()
-                        body = b""
-                        async with contextlib.aclosing(lines.read(self.timeout)) as found:
-                            async for line in found:
-                                body += line[:_MAX_REFUSAL]
-                                if len(body) >= _MAX_REFUSAL:
-                                    break
-                        raise refusal(HttpResponse(head.status, head.headers, body), what)
+                        raise refusal(head, what)
 
             opened()
 
             async def read() -> AsyncGenerator[bytes, None]:
                 with converting_errors(what, server, lambda: f"{server} was silent for {idle_timeout:g}s"):
-                    async with contextlib.aclosing(lines.read(idle_timeout)) as found:
+                    async with contextlib.aclosing(connection.lines(idle_timeout)) as found:
                         async for line in found:
                             yield line
 
@@ -278,13 +269,8 @@ class KubeClient:
         self.transport.forget_idle()
 
     async def headers(self, content_type: str = "") -> dict[str, str]:
-        authorization = await self.config.credentials.header()
-        if authorization != self._authorization:
-            self._authorization = authorization
-            self._plain = {k: v for k, v in self._plain.items() if k != "Authorization"}
-            if authorization:
-                self._plain["Authorization"] = authorization
-        return {**self._plain, "Content-Type": content_type} if content_type else self._plain
+        optional = {"Authorization": await self.config.credentials.header(), "Content-Type": content_type}
+        return {"Accept": "application/json", "User-Agent": USER_AGENT} | {k: v for k, v in optional.items() if v}
 
     async def dra_version(self) -> str:
         """Returns the first of v1, v1beta2 and v1beta1 of resource.k8s.io that the server has. The result is cached.

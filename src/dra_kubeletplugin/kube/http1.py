@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _MAX_FIELDS = 64 * 1024  # bytes of an incomplete head, and between two parts of a body
 _TARGET = re.compile(r"[!-~]+")
@@ -47,17 +47,13 @@ def request_bytes(method: str, target: str, block: bytes, body: bytes) -> bytes:
 
 
 class ResponseReader:
-    """Parses one response. Feed it until ``done``; ``head`` is set as soon as the response's head is complete.
+    """Parses one response. Feed it until ``done``; ``head`` is set as soon as the response's head is complete."""
 
-    Args:
-        sink: receives the parts of the body as they arrive.
-    """
-
-    def __init__(self, sink: Callable[[bytes], None]) -> None:
+    def __init__(self) -> None:
         self.head: HttpResponse | None = None
         self.done = False
         self.keeps = False  # whether the connection may be used again
-        self._sink = sink
+        self._body: list[bytes] = []
         self._parser = HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._begins = b""  # the first bytes, for the message
@@ -66,12 +62,9 @@ class ResponseReader:
     def feed(self, data: bytes) -> None:
         """Parses the next bytes of the response. Raises :class:`MalformedResponseError`."""
         self._held += len(data)
-        self._begins = (self._begins + data)[:40] if len(self._begins) < 40 else self._begins
+        self._begins = self._begins or data[:40]
         try:
             self._parser.feed_data(data)
-        except HttpParserCallbackError as e:
-            assert e.__context__ is not None  # what ``sink`` raised
-            raise e.__context__ from None
         except HttpParserUpgrade:
             raise MalformedResponseError("the response switches to another protocol") from None
         except HttpParserError as e:
@@ -87,6 +80,11 @@ class ResponseReader:
         if not self.head or self.head.headers.keys() & {b"content-length", b"transfer-encoding"}:
             raise ConnectionResetError("the connection was closed before the end of a response")
         self.done = True  # a response without a length ends with its connection
+
+    def take(self) -> list[bytes]:
+        """Returns the parts of the body that were received since the last call."""
+        parts, self._body = self._body, []
+        return parts
 
     # --- what httptools calls -------------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class ResponseReader:
     def on_body(self, data: bytes) -> None:
         if not self.done:
             self._held = 0
-            self._sink(data)
+            self._body.append(data)
 
     def on_message_complete(self) -> None:
         self.done = self.head is not None

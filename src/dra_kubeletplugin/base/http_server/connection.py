@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import re
 import time
@@ -19,8 +18,6 @@ from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, re
 
 log = logging.getLogger(__name__)
 CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
-_DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # independent of the locale
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _READ = 16 * 1024  # bytes of one read
 _WRITE = 32 * 1024  # bytes of a response in the transport's buffer
 _SMALL_CHUNKS = 100  # parts of a body that may be smaller than _CHUNK bytes on average
@@ -63,7 +60,6 @@ class Session:
         self.connections, self.limits = connections, connections.limits
         self.is_last = False  # the connection is closed after the current request
         self._between = False
-        self._pipelined_since: float | None = None
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
         # drain() returns when the buffer is empty. With high=0, asyncio's TLS would pause at each write.
         writer.transport.set_write_buffer_limits(high=1)
@@ -108,12 +104,19 @@ class Session:
             if response.tunnel:
                 await self._become(response.tunnel, response.headers)
                 return
+            # A client that sends requests without waiting for responses would delay other clients, such as probes.
+            self.is_last = self.is_last or bool(self.h11.trailing_data[0])
             if self.is_last:
                 response.headers = {**response.headers, "Connection": "close"}
             await self._send(request, response)
             del request, response  # frees their bodies while the connection is idle
             self.connections.release(self.connection)
-            if self.is_last or self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
+            if (
+                self.is_last
+                or self.h11.trailing_data[0]
+                or self.h11.our_state is h11.MUST_CLOSE
+                or self.h11.their_state is h11.MUST_CLOSE
+            ):
                 return
             try:
                 self.h11.start_next_cycle()
@@ -163,14 +166,10 @@ class Session:
 
     async def _request(self) -> Request | None:
         """Returns the next request; None if the client closed the connection. Raises ``TimeoutError``, ``RefusedError``."""
-        if not self.h11.trailing_data[0]:
-            self._between = True
-            async with within(self.limits.idle_timeout):
-                self.h11.receive_data(await self._read())
-            self._between = False
-            self._pipelined_since = None
-        else:
-            await self._delay_pipelined()
+        self._between = True
+        async with within(self.limits.idle_timeout):
+            self.h11.receive_data(await self._read())
+        self._between = False
         if self.connection.phase is not Phase.UNFINISHED:
             self.connection.enter(Phase.UNFINISHED)
         async with within(self.limits.head_timeout):
@@ -194,14 +193,6 @@ class Session:
         return Request(
             head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
         )
-
-    async def _delay_pipelined(self) -> None:
-        """Delays pipelined requests, so that single requests such as probes need not wait for them."""
-        if self._pipelined_since is None:
-            self._pipelined_since = asyncio.get_running_loop().time()
-        self.connection.enter(Phase.PIPELINED, self._pipelined_since)
-        async with self.connections.pipelined:
-            await asyncio.sleep(0)
 
     async def _receive_head(self) -> None:
         """Receives bytes until a head is complete, and checks its size first: h11 takes long to parse many lines."""
@@ -301,17 +292,11 @@ def within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[obje
     return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
-@functools.lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    """Returns the Date header; clients compare their clock with it. Source: RFC 9110, "Date"."""
-    day, date, month, year = time.strftime("%w %d %m %Y", time.gmtime(second)).split()
-    clock = time.strftime("%H:%M:%S", time.gmtime(second))
-    return f"{_DAYS[int(day)]}, {date} {_MONTHS[int(month) - 1]} {year} {clock} GMT"
-
-
 def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
     """Returns the events of a response; for a stream, only the head."""
-    headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
+    # Clients compare their clock with the date. Source: RFC 9110, "Date".
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+    headers = {"Date": date, "Content-Type": response.content_type, **response.headers}
     if response.stream is None:
         headers["Content-Length"] = str(len(response.body))
     else:

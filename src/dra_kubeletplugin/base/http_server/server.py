@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import ssl
@@ -25,7 +24,6 @@ _BACKLOG = 1024  # connections that wait in the kernel; a further client retries
 _ACCEPTS = 32  # connections accepted in one pass of the event loop
 _HANDSHAKES = 4  # TLS handshakes begun in one pass of the event loop: each costs a signature
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
-_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 async def stop_listening(server: asyncio.Server) -> None:
@@ -131,33 +129,25 @@ class HttpServer:
                     client, address = listener.accept()
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                     break
-                except OSError as e:
-                    await self._cannot_accept(e)
+                except OSError as e:  # for example because the process has no free descriptor
+                    if not self._has_warned:
+                        self._has_warned = True
+                        log.warning("cannot accept a connection: %s", e.strerror or e)
+                    await asyncio.sleep(_PAUSE)
                     break
                 await self._begin(client, str(address[0]))
 
-    async def _cannot_accept(self, error: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning("cannot accept a connection, so other connections are closed: %s", error.strerror or error)
-        has_closed = error.errno in _NO_DESCRIPTORS and self.connections.close_any()
-        await asyncio.sleep(0 if has_closed else _PAUSE)
-
     async def _begin(self, client: socket.socket, peer: str) -> None:
         """Starts to serve a client as soon as the limits allow another connection."""
-        connection = ClientConnection(peer, asyncio.get_running_loop().time())
+        connection = ClientConnection(peer)
         client.setblocking(False)
         self.connections.add(connection)
         try:
-            while not self.connections.ensure_capacity_for(connection):
-                if not self.connections.may_wait(connection):
-                    raise ConnectionRefusedError
+            while not self.connections.ensure_capacity_for(connection):  # noqa: ASYNC110 - whether it may be closed depends on time too
                 await asyncio.sleep(_PAUSE)
-        except BaseException as e:
+        except BaseException:
             self.connections.remove(connection)
             client.close()
-            if isinstance(e, ConnectionRefusedError):
-                return
             raise
         task = connection.task = asyncio.create_task(self._connection(connection, client, self.tls))
         self._tasks[task] = None
