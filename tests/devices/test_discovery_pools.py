@@ -109,11 +109,6 @@ def test_a_selector_accepts_tuples_and_any_mapping_class() -> None:
     assert made == Nodes.matching({"rack": "r1"})
 
 
-def test_the_generator_of_a_pool_is_read_in_the_driver_s_call() -> None:
-    pool = Pool("p", (Device(n) for n in "ab"))  # type: ignore[arg-type]
-    assert [d.name for d in pool.devices] == ["a", "b"]
-
-
 class Plain(Driver):
     name = "plain.example.com"
 

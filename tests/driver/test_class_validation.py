@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Config, Driver
+from dra_kubeletplugin import Driver
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.errors import DriverError
 
@@ -42,25 +40,3 @@ def test_a_method_of_a_claim_with_an_everyday_name_is_the_authors_own(name: str)
 def test_a_misspelt_method_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
     with pytest.raises(DriverError, match=rf"{name}\(\) is never called, did you mean `{meant}`"):
         check(type("Misspelt", (PlainDriver,), {name: lambda self: None}))
-
-
-def test_values_that_python_cannot_describe_are_the_authors_own() -> None:
-    class Parameters(Config):
-        KIND = "Parameters"
-        API_VERSION = "gpu.example.com/v1"
-        speed: int = 1
-
-        @functools.lru_cache  # noqa: B019 - a driver lives as long as its process
-        def check(self) -> None: ...
-
-    class Described(PlainDriver):
-        config = Parameters
-
-        @types.DynamicClassAttribute
-        def device(self) -> str:
-            return "of an instance only"
-
-        @functools.lru_cache  # noqa: B019
-        def checksum(self) -> None: ...
-
-    check(Described)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import msgspec
@@ -161,10 +160,7 @@ def _check_method(cls: type[Driver], name: str) -> None:
 
 def _check_arguments(function: Callable[..., Any], given: Sequence[str], own: str, name: str) -> None:
     """Checks that a function accepts the arguments ``given``. For a decorated function, it checks the wrapper."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except ValueError:  # of a callable that is not written in Python, such as lru_cache
-        return
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(*given)
     except TypeError as e:
@@ -198,11 +194,9 @@ def _check_spelling(cls: type, base: type, called: Mapping[str, Sequence[str]], 
         if not alike:
             continue
         near, value = free[alike[0]], getattr(cls, name)
-        if near in called and inspect.isroutine(value):
-            with contextlib.suppress(ValueError):  # of a callable that is not written in Python
-                # A function of the class has `self` too, a class method has not.
-                if len(inspect.signature(value).parameters) != len(called[near]) + inspect.isfunction(value):
-                    continue
+        if near in called and isinstance(value, (FunctionType, MethodType)):
+            # A function of the class has `self` too, a class method has not.
+            if len(inspect.signature(value).parameters) == len(called[near]) + isinstance(value, FunctionType):
                 raise DriverError(
                     f"{cls.__name__}.{name}() is never called, did you mean `{near}`? Begin the name of a method of your own with _"
                 )

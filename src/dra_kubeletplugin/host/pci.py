@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 from ..base.files import NOT_NOW
 from ..resourceapi.types import Attribute, Device
@@ -29,30 +30,6 @@ _FUNCTION = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _UP = "../../../devices/"
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class once(Generic[V]):
-    """A property that is read at first use and cached.
-
-    ``functools.cached_property`` takes a lock before Python 3.12, which costs more than the read itself.
-    """
-
-    def __init__(self, read: Callable[[Any], V]) -> None:
-        self._read = read
-        self.__doc__ = read.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, item: None, owner: type) -> once[V]: ...
-    @overload
-    def __get__(self, item: object, owner: type) -> V: ...
-    def __get__(self, item: object | None, owner: type) -> once[V] | V:
-        if item is None:
-            return self
-        value = item.__dict__[self._name] = self._read(item)
-        return value
 
 
 class PciContext:
@@ -122,7 +99,7 @@ class PciFunction:
     folder: str = field(repr=False)  # the resolved folder below devices/
     context: PciContext = field(repr=False, compare=False)
 
-    @once
+    @cached_property
     def path(self) -> Path:
         """The resolved folder below ``devices``."""
         return Path(self.folder)
@@ -131,19 +108,19 @@ class PciFunction:
         """Reads any attribute of the function's folder, uncached; None if it is missing or empty."""
         return sysfs.text(f"{self.folder}/{name}")
 
-    @once
+    @cached_property
     def subsystem_vendor(self) -> int:
         return sysfs.integer(f"{self.folder}/subsystem_vendor", 16) or 0
 
-    @once
+    @cached_property
     def subsystem_device(self) -> int:
         return sysfs.integer(f"{self.folder}/subsystem_device", 16) or 0
 
-    @once
+    @cached_property
     def revision(self) -> int:
         return sysfs.integer(f"{self.folder}/revision", 16) or 0
 
-    @once
+    @cached_property
     def driver(self) -> str | None:
         """The name of the bound kernel driver.
 
@@ -151,24 +128,24 @@ class PciFunction:
         """
         return sysfs.link(f"{self.folder}/driver")
 
-    @once
+    @cached_property
     def numa_node(self) -> int | None:
         found = sysfs.integer(f"{self.folder}/numa_node")
         return found if found is not None and found >= 0 else None
 
-    @once
+    @cached_property
     def iommu_group(self) -> int | None:
         group = sysfs.link(f"{self.folder}/iommu_group")
         return int(group) if group and group.isascii() and group.isdigit() else None
 
-    @once
+    @cached_property
     def pcie_root(self) -> str | None:
         """The PCIe root, e.g. ``pci0000:00``: the first part of the path below ``devices``. For a device behind Intel's VMD, it is the
         root of the VMD controller.
         """
         return device_attributes.pcie_root(self._below.partition("/")[0])
 
-    @once
+    @cached_property
     def upstream(self) -> str | None:
         """The address of the bridge, port or controller directly above the function; None at a root."""
         parts = self._below.split("/")[:-1]
@@ -178,7 +155,7 @@ class PciFunction:
     def _below(self) -> str:
         return self.folder.removeprefix(self.context.devices) if self.folder.startswith(self.context.devices) else ""
 
-    @once
+    @cached_property
     def physical_function(self) -> str | None:
         """The parent's address for an SR-IOV virtual function, else None."""
         return sysfs.link(f"{self.folder}/physfn")
@@ -187,7 +164,7 @@ class PciFunction:
     def is_vf(self) -> bool:
         return self.physical_function is not None
 
-    @once
+    @cached_property
     def vf_index(self) -> int | None:
         """The index of a virtual function in its physical function; None for a physical function."""
         parent = self._parent
@@ -197,22 +174,22 @@ class PciFunction:
     def _parent(self) -> str | None:
         return f"{self.folder.rpartition('/')[0]}/{self.physical_function}" if self.is_vf else None
 
-    @once
+    @cached_property
     def total_vfs(self) -> int:
         """The number of virtual functions that a physical function supports; 0 without SR-IOV."""
         return 0 if self.is_vf else sysfs.integer(f"{self.folder}/sriov_totalvfs") or 0
 
-    @once
+    @cached_property
     def boot_vga(self) -> bool:
         """Whether the function is the console's graphics device."""
         return sysfs.integer(f"{self.folder}/boot_vga") == 1
 
-    @once
+    @cached_property
     def link_speed(self) -> int | None:
         """The current link speed in megatransfers per second and lane. Many devices reduce it while they are idle."""
         return _speed(self.read("current_link_speed"))
 
-    @once
+    @cached_property
     def link_width(self) -> int | None:
         """The number of lanes in use."""
         return _width(self.read("current_link_width"))
@@ -227,19 +204,19 @@ class PciFunction:
         """The maximum lanes that both the function and the port above it support; a virtual function has the value of its parent."""
         return self._limits[1]
 
-    @once
+    @cached_property
     def _limits(self) -> tuple[int | None, int | None]:
         return self.context.link_of(self._parent or self.folder)
 
-    @once
+    @cached_property
     def vendor_name(self) -> str | None:
         return self.context.names.vendor(self.vendor)
 
-    @once
+    @cached_property
     def device_name(self) -> str | None:
         return self.context.names.device(self.vendor, self.device_id)
 
-    @once
+    @cached_property
     def class_name(self) -> str | None:
         return self.context.names.class_name(self.class_code)
 

@@ -139,16 +139,28 @@ def check_default_form(default: object, wanted: Any) -> None:
     msgspec.convert(as_json(default), wanted, dec_hook=read_form, str_keys=True)
 
 
-def decode_config(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
-    """Decodes parameters. The author's ``__post_init__`` runs here, and :meth:`Config.check` if ``check`` is set.
+def decode_config(given: Mapping[str, Any], cls: type[Config]) -> Config:
+    """Decodes parameters. The author's ``__post_init__`` runs here, but not :meth:`Config.check`.
 
     Raises:
-        ValueError: the parameters are invalid; :class:`ConfigRefused` if ``check`` rejects them.
+        msgspec.ValidationError: the parameters are invalid.
         DriverFailedError: the author's code raised an exception other than ValueError.
     """
     with author_checks(cls):
-        config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
-        return run_checks(config) if check else config
+        return msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
+
+
+def check_config(config: Config) -> list[str]:
+    """Calls :meth:`Config.check` of ``config`` and of all objects in it.
+
+    Returns a sentence with the path for each object that its check rejected, at most :data:`MAX_FAULTS` + 1.
+
+    Raises:
+        DriverError: a check returned a value.
+        DriverFailedError: a check raised an exception other than ValueError.
+    """
+    with author_checks(type(config)):
+        return list(itertools.islice(_refusals(config, "parameters"), MAX_FAULTS + 1))
 
 
 def author_checks(cls: type[Config]) -> AbstractContextManager[None]:
@@ -158,25 +170,6 @@ def author_checks(cls: type[Config]) -> AbstractContextManager[None]:
 
 def _hint(e: BaseException) -> str:
     return ": raise ValueError(...) to reject parameters" if isinstance(e, AssertionError) else ""
-
-
-class ConfigRefused(ValueError):
-    """Parameters with the right types that ``check()`` rejected: a sentence with its path for each object."""
-
-    def __init__(self, *sentences: str) -> None:
-        self.sentences = sentences
-        super().__init__("; ".join(sentences))
-
-
-def run_checks(config: Config) -> Config:
-    """Returns ``config`` after calling :meth:`Config.check` of it and of all objects in it.
-
-    Raises:
-        ConfigRefused: a check rejected its object; it contains at most :data:`MAX_FAULTS` + 1 faults.
-    """
-    if refusals := list(itertools.islice(_refusals(config, "parameters"), MAX_FAULTS + 1)):
-        raise ConfigRefused(*refusals)
-    return config
 
 
 def key_path(path: str, key: object) -> str:

@@ -20,7 +20,7 @@ from ..data import plain_json
 from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, all_faults, refusal
 from .kinds import Kinds, described, name_of, unknown_kind, versions
-from .model import MAX_FAULTS, Config, ConfigRefused, author_checks, decode_config, run_checks
+from .model import MAX_FAULTS, Config, check_config, decode_config
 
 Resolved = tuple[Config | None, str]
 _FROM_CLAIM = "FromClaim"
@@ -205,11 +205,11 @@ class Parameters:
         if {"apiVersion", "kind"}.intersection(cls.__struct_encode_fields__):
             fields = given
         try:
-            config = decode_config(fields, cls, check=True)
+            config = decode_config(fields, cls)
         except msgspec.ValidationError:
             raise _Faults(*all_faults(fields, cls, self.remaining_faults + 1)) from None
-        except ConfigRefused as e:
-            raise _Faults(*e.sentences) from None
+        if refused := check_config(config):
+            raise _Faults(*refused)
         for target in self._version_chain(cls)[1:]:
             config = _converted_to(target, config)
         return _Checked(cls, config)
@@ -269,15 +269,14 @@ def _unfit(cls: type[Config], newest: type[Config], request: str) -> str:
 def _converted_to(target: type[Config], older: Config) -> Config:
     """Converts parameters with the author's ``convert_from``. Raises :class:`_Faults`."""
     what = f"convert_from() of {target.__name__}"
+    step = f"{name_of(type(older))} as {name_of(target)}"
     try:
         with author_code(what, DriverFailedError, ValueError):
             config = target.convert_from(older)
-        if type(config) is not target:
-            raise DriverFailedError(f"{what} returned {type(config).__name__}: it must return {target.__name__}")
-        with author_checks(target):
-            run_checks(config)
     except ValueError as e:
-        texts = e.sentences if isinstance(e, ConfigRefused) else (clip(e),)
-        step = f"{name_of(type(older))} as {name_of(target)}"
-        raise _Faults(*(f"{step}: {text}" for text in texts)) from None
+        raise _Faults(f"{step}: {clip(e)}") from None
+    if type(config) is not target:
+        raise DriverFailedError(f"{what} returned {type(config).__name__}: it must return {target.__name__}")
+    if refused := check_config(config):
+        raise _Faults(*(f"{step}: {text}" for text in refused))
     return config
