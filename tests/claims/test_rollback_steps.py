@@ -49,7 +49,7 @@ async def test_a_failed_rollback_is_recorded_scheduled_logged_and_counted(
             assert isinstance(row, Record)
             assert (row.state, row.owner, row.attempts, len(row.error)) == (State.UNPREPARING, "", attempt, 500)
             assert row.retry_at is not None
-            assert retries._retries["a"].backoff.failures == attempt
+            assert set(retries.due) == {"a"}
         assert [r.levelno for r in caplog.records] == [logging.WARNING]
         assert caplog.records[0].getMessage().startswith("cannot roll back claim; its devices stay held: ")
         assert b"dra_rollback_failures_total 2.0" in manager.metrics.text()
@@ -61,7 +61,7 @@ async def test_a_failed_rollback_is_recorded_scheduled_logged_and_counted(
         changes = manager.changes
         driver.fault.clear()
         assert await manager.unprepare(ref) == ()
-        assert (retries._retries, manager.changes) == ({}, changes + 1)
+        assert (retries.due, manager.changes) == ({}, changes + 1)
 
 
 @pytest.mark.parametrize("error", [DriverError("second"), StoppingError("the plugin is shutting down")])
@@ -76,7 +76,7 @@ async def test_a_failed_prepare_that_cannot_be_rolled_back_is_scheduled_once_and
         assert "first" in str(await manager.prepare(ref))
         assert [text.partition(":")[0] for _, text in events] == ["RollbackFailed"] * isinstance(error, DriverError)
         assert all("cannot roll back the claim; its devices stay held" in text for _, text in events)
-        assert manager.claims.engine.rollback.retries._retries["a"].backoff.failures == 1
+        assert set(manager.claims.engine.rollback.retries.due) == {"a"}
         assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
             f"cannot roll back claim; its devices stay held: {error}",
             "cannot prepare claim: DRIVER: first [DRA-E003]",
@@ -96,11 +96,11 @@ async def test_a_failed_prepare_whose_rollback_cannot_be_recorded_is_scheduled_a
             assert isinstance(await manager.prepare(ref), DriverError)
         assert "cannot roll back a failed prepare: " in caplog.text
         assert "the disk is full" in caplog.text
-        assert retries._retries["a"].backoff.failures == 1
+        assert set(retries.due) == {"a"}
         assert await manager.records() == {"a": "Preparing"}
-        retries._retries["a"].due = 0.0
+        retries.due["a"] = 0.0
         task = asyncio.create_task(retries.run(manager.claims.engine.rollback.tidy))
-        await wait_until(lambda: not retries._retries)
+        await wait_until(lambda: not retries.due)
         assert await manager.records() == {}
         task.cancel()
         await asyncio.wait([task])
@@ -112,7 +112,7 @@ async def test_the_retry_of_a_claim_without_a_record_is_removed(tmp_path: Path) 
         retries.failed("gone")
         assert b"dra_rollbacks_failing 1.0" in manager.metrics.text()
         assert await manager.claims.engine.rollback.tidy("gone") is False
-        assert retries._retries == {}
+        assert retries.due == {}
         assert b"dra_rollbacks_failing 0.0" in manager.metrics.text()
 
 
