@@ -65,7 +65,7 @@ def test_the_deployment_values_of_the_page_are_valid() -> None:
     assert texts
     for text in texts:
         errors = list(values_validation.value_errors(source, required | yaml.safe_load(text)))
-        assert [e for e in errors if not e.startswith("webhookCABundle: ")] == []  # The page shortens the bundle.
+        assert [e for e in errors if e.path != "webhookCABundle"] == []  # The page shortens the bundle.
 
 
 def test_dra_validate_prints_the_sentences_of_the_page(

@@ -22,6 +22,17 @@ from . import stream
 _KUSTOMIZE = "it is a file of kustomize: use the output of `kubectl kustomize`"
 
 
+@dataclass(frozen=True)
+class PlacedText:
+    """A sentence about the value at ``path``; about the whole object or file if ``path`` is empty."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}" if self.path else self.text
+
+
 class ManifestError(QuestionError):
     """Raised if files cannot be read or are not manifests. ``faults`` contains a sentence with file and line for each fault."""
 
@@ -62,9 +73,10 @@ class Manifest:
         """Whether the document is an input of kustomize, such as a kustomization.yaml."""
         return self.faults == (_KUSTOMIZE,)
 
-    def located(self, text: str) -> tuple[str, str]:
+    def located(self, text: str | PlacedText) -> tuple[str, str]:
         """Returns the place to which a sentence about the object refers, and the sentence."""
-        return self.document.place(_path(text)), printable(text)
+        path = text.path if isinstance(text, PlacedText) else _path(text)
+        return self.document.place(path), printable(str(text))
 
     def sentence(self, located: tuple[str, str]) -> str:
         place, text = located

@@ -15,7 +15,7 @@ import yaml
 
 from dra_devkit.packaging.manifests import driver_folder, pod_fields
 from dra_devkit.packaging.manifests.source_reader import load_source, parse_yaml
-from dra_devkit.packaging.manifests.values import merged, validated_values
+from dra_devkit.packaging.manifests.values import merged, with_defaults
 from dra_kubeletplugin.base.json_types import JSON
 from tests.helpers.shared_folders import shared_folder
 from tests.tools.tree import ROOT
@@ -65,7 +65,7 @@ def with_features(*names: str, **more: Any) -> JSON:
 
 def plain(driver_values: JSON) -> list[JSON]:
     """Renders the source directly, with namespaced objects first. kustomize and Helm must produce the same objects."""
-    values = validated_values(SOURCE, driver_values)
+    values = with_defaults(SOURCE, driver_values)
     selected = [
         (pod, m)
         for pod, manifests in SOURCE.manifests.items()
@@ -93,7 +93,7 @@ def kustomized(driver_values: JSON, folder: Path) -> list[JSON]:
     """Returns the objects that ``kubectl apply -k`` would apply."""
     folder.mkdir(parents=True, exist_ok=True)
     base = Path("/".join([".."] * (len(folder.resolve().parts) - 1))) / str(ROOT / "deploy/kustomize").lstrip("/")
-    for path, text in driver_folder.driver_files(SOURCE, validated_values(SOURCE, driver_values), str(base)):
+    for path, text in driver_folder.driver_files(SOURCE, with_defaults(SOURCE, driver_values), str(base)):
         (folder / path).write_text(text)
     return built(folder)
 

@@ -503,7 +503,7 @@ def test_a_typo_in_a_field_of_a_pod_is_reported_with_the_intended_field(data: st
     typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
     assume(typo not in FIELDS)
     (message,) = value_errors(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
-    assert message == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
+    assert str(message) == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
 
 
 def test_a_device_class_with_a_misspelled_driver_name_causes_a_warning(
@@ -545,7 +545,7 @@ def test_a_typo_in_a_value_or_feature_is_reported_with_the_intended_name(data: s
         driver_values["features"][typo] = True
     else:
         driver_values[typo] = driver_values.pop(word, "x")
-    messages = [text for text in value_errors(SOURCE, driver_values) if f"{typo}: no such" in text]
+    messages = [str(e) for e in value_errors(SOURCE, driver_values) if f"{typo}: no such" in str(e)]
     assert len(messages) == 1 and f"did you mean '{word}'?" in messages[0], messages
 
 

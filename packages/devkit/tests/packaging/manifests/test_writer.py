@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dra_devkit.packaging.manifests import helm, kustomize
-from dra_devkit.packaging.manifests.values import validated_values
+from dra_devkit.packaging.manifests.values import with_defaults
 from dra_devkit.packaging.manifests.writer import write_driver, write_shared
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
@@ -20,7 +20,7 @@ from packages.devkit.tests.packaging.manifests.rendering import SOURCE
 
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
-VALUES = validated_values(SOURCE, {**GIVEN, "deviceClasses": CLASS})
+VALUES = with_defaults(SOURCE, {**GIVEN, "deviceClasses": CLASS})
 WRITERS: dict[str, Callable[[Path], None]] = {
     "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
     "shared": lambda folder: write_shared(SOURCE, folder),
@@ -144,5 +144,5 @@ def test_concurrent_runs_write_the_files_of_one_run(tmp_path: Path) -> None:
 
 def test_dra_deploy_deletes_the_files_of_removed_classes(tmp_path: Path) -> None:
     WRITERS["driver"](tmp_path)
-    write_driver(SOURCE, validated_values(SOURCE, GIVEN), tmp_path)
+    write_driver(SOURCE, with_defaults(SOURCE, GIVEN), tmp_path)
     assert not (tmp_path / "deviceclass.yaml").exists()

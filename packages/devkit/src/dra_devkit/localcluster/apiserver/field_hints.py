@@ -6,7 +6,7 @@ A real API server reports only the first wrong type, with Go's type names: see `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dra_kubeletplugin.base.text import did_you_mean
@@ -133,7 +133,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     return f"the text {printable(value)[:60]!r}" if isinstance(value, str) else printable(value)
-
-
-def sentences(found: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{path}: {why}" if path else why for path, why in found]

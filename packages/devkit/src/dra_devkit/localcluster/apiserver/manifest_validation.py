@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.text import did_you_mean
@@ -19,7 +19,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 from ...kubernetes_releases import Features, gate_phrase
 from ...schemas import shapes
 from ...validation import claims
-from ...yaml.manifests import Manifest
+from ...yaml.manifests import Manifest, PlacedText
 from . import dropped_fields, field_hints, strategy
 from .kinds import KINDS, Registry, ServedKind
 from .release_hints import release_hint
@@ -79,14 +79,15 @@ class ManifestResult:
 def validate_manifest(manifest: Manifest, features: Features | None = None) -> ManifestResult:
     """Validates one manifest of a file. An error names the release or the feature gate with which the object is valid."""
     features = features or Features.of()
-    errors = list(manifest.faults)
-    warnings: list[str] = []
+    errors: list[str | PlacedText] = [*manifest.faults]
+    warnings: list[PlacedText] = []
     not_validated = hint = ""
     try:
         if not errors:
-            errors = object_errors(manifest.value, features, warnings)
-            if errors and (hint := release_hint(manifest.value, features, _is_valid)):
-                errors = [f"{error}: {hint}" for error in errors]
+            found = object_errors(manifest.value, features, warnings)
+            if found and (hint := release_hint(manifest.value, features, _is_valid)):
+                found = [replace(error, text=f"{error.text}: {hint}") for error in found]
+            errors += found
     except UnknownKind as e:
         errors, not_validated = [e.fault] if e.fault else [], e.why
         value = manifest.value
@@ -94,9 +95,8 @@ def validate_manifest(manifest: Manifest, features: Features | None = None) -> M
         versions = of_kind if not e.fault or value["apiVersion"] in of_kind else ()
         if hint := release_hint(value, features, _is_valid, versions):
             default = " by default" if hint.startswith(f"it is valid in Kubernetes {features.release} ") else ""
-            errors = [
-                f"apiVersion: Kubernetes {features.release} does not serve {value['apiVersion']} {value['kind']}{default}: {hint}"
-            ]
+            served = f"Kubernetes {features.release} does not serve {value['apiVersion']} {value['kind']}{default}"
+            errors = [PlacedText("apiVersion", f"{served}: {hint}")]
             not_validated = ""
     located = [*manifest.document.faults, *map(manifest.located, errors)]
     return ManifestResult(located, [*map(manifest.located, warnings)], not_validated, hint)
@@ -111,7 +111,7 @@ def _api_versions(document: JSON) -> tuple[str, ...]:
 
 def _is_valid(document: JSON, features: Features) -> bool:
     """Returns whether a server accepts an object and stores all its fields."""
-    warnings: list[str] = []
+    warnings: list[PlacedText] = []
     try:
         return not object_errors(document, features, warnings) and not warnings
     except UnknownKind:
@@ -138,7 +138,9 @@ def is_no_object(manifest: Manifest) -> bool:
     return kind not in known and not did_you_mean(kind, known, 0.8)
 
 
-def object_errors(document: JSON, features: Features | None = None, warnings: list[str] | None = None) -> list[str]:
+def object_errors(
+    document: JSON, features: Features | None = None, warnings: list[PlacedText] | None = None
+) -> list[PlacedText]:
     """Validates an object as ``kubectl create`` would in an empty cluster.
 
     Args:
@@ -164,8 +166,8 @@ def object_errors(document: JSON, features: Features | None = None, warnings: li
     shape = shapes.kind_shape(kind.group, version, kind.kind)
     assert shape is not None, kind.key
     unknown = list(field_hints.unknown(document, shape))
-    out = field_hints.sentences(unknown)
-    if mistyped := field_hints.sentences(field_hints.mistyped(document, shape)):
+    out = [PlacedText(*found) for found in unknown]
+    if mistyped := [PlacedText(*found) for found in field_hints.mistyped(document, shape)]:
         return out + mistyped  # An object with wrong types cannot be decoded, so no other check can run.
     reported = {path for path, _ in unknown}
     unread: list[str] = []
@@ -185,28 +187,29 @@ def object_errors(document: JSON, features: Features | None = None, warnings: li
             warnings += (_dropped(path, gate, features) for path, gate in dropped)
         strategy.validate(kind, obj, None, _ADMIN, features, status=False)
     except strategy.BadObject as e:
-        out.append(str(e))
+        out.append(PlacedText("", str(e)))
     except UnicodeEncodeError:
-        out.append("a text contains half of a surrogate pair: UTF-8 cannot contain it, so no API server stores it")
+        surrogate = "a text contains half of a surrogate pair: UTF-8 cannot contain it, so no API server stores it"
+        out.append(PlacedText("", surrogate))
     except strategy.InvalidObject as e:
-        out += (_with_nearest(fault, obj) for fault in e.faults)
+        out += (PlacedText(fault.field, _with_nearest(fault, obj)) for fault in e.faults)
     return out
 
 
-def _dropped(path: str, gate: str, features: Features) -> str:
+def _dropped(path: str, gate: str, features: Features) -> PlacedText:
     needed = (
         f"it needs the feature gate {gate_phrase(gate, features.release)}"
         if gate
         else "it needs a gate that is not known here"
     )
-    return f"{path}: Kubernetes {features.release} drops this field: {needed}"
+    return PlacedText(path, f"Kubernetes {features.release} drops this field: {needed}")
 
 
-def _reworded(warnings: list[str], reported: set[str], kind: ServedKind, release: str) -> Iterator[str]:
+def _reworded(warnings: list[str], reported: set[str], kind: ServedKind, release: str) -> Iterator[PlacedText]:
     """Yields the warnings, with another text for a field that only another release knows."""
     for text in warnings:
         if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
-            yield text
+            yield PlacedText("", text)
         elif found[1] not in reported:
             first, last = dropped_fields.releases_of(kind, found[1])
             other = (
@@ -214,11 +217,12 @@ def _reworded(warnings: list[str], reported: set[str], kind: ServedKind, release
                 if last
                 else f"{f'Kubernetes {first}' if first else 'a later release'} adds it"
             )
-            yield f"{found[1]}: unknown field in Kubernetes {release}: {other}"
+            yield PlacedText(found[1], f"unknown field in Kubernetes {release}: {other}")
 
 
 def _with_nearest(fault: FieldError, obj: JSON) -> str:
-    text = str(fault)
+    """Returns the message of an error, with a similar name."""
+    text = fault.message
     if hint := _reference(fault, obj):
         return text + hint
     if fault.reason == "FieldValueNotSupported":

@@ -10,6 +10,8 @@ from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.driver import Driver, declared, read_options
 from dra_kubeletplugin.errors import SettingsError
 
+from ...yaml.manifests import PlacedText
+
 
 def driver_beside(values: Path) -> Path | None:
     """Returns the folder of the driver package that contains the values file, directly or in a subfolder such as ``deploy``.
@@ -22,7 +24,7 @@ def driver_beside(values: Path) -> Path | None:
     return None
 
 
-def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
+def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[PlacedText]:
     """Yields the errors in the value ``options``.
 
     If the driver declares no options, it may read any variable, so an unknown name is not an error.
@@ -35,13 +37,17 @@ def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others:
     for name in option_texts if own else ():
         if name not in known:
             hint = did_you_mean(name, known) or ": set variables for other programs in pods.all.env"
-            yield f"options.{name}: not an option of {driver.__name__} or of the framework{hint}"
+            yield PlacedText(f"options.{name}", f"not an option of {driver.__name__} or of the framework{hint}")
     try:
         read_options(driver, {}, {name: value for name, value in option_texts.items() if name in own})
     except SettingsError as e:
         for fault in e.faults:
             name = fault.partition(" ")[0]
-            yield f"options.{name}: {fault.removeprefix(name).strip()}" if name in own else f"options: {fault}"
+            yield (
+                PlacedText(f"options.{name}", fault.removeprefix(name).strip())
+                if name in own
+                else PlacedText("options", fault)
+            )
 
 
 def options_schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dra_kubeletplugin.base.text import nearest_or_all
 
+from ...yaml.manifests import PlacedText
 from . import pod_fields
 from .source_reader import PODS, ManifestSource
 
@@ -20,7 +21,7 @@ OWN_LABEL = "app.kubernetes.io/name"
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
-def pod_value_errors(source: ManifestSource, pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
+def pod_value_errors(source: ManifestSource, pods: Mapping[str, Any], on: Set[str]) -> Iterator[PlacedText]:
     """Yields the errors in the value ``pods``.
 
     Args:
@@ -29,44 +30,44 @@ def pod_value_errors(source: ManifestSource, pods: Mapping[str, Any], on: Set[st
     valid: dict[str, pod_fields.FieldValues] = {}
     for pod, fields in pods.items():
         if pod not in _KNOWN:
-            yield f"pods.{pod}: no such pod{nearest_or_all(pod, _KNOWN)}"
+            yield PlacedText(f"pods.{pod}", f"no such pod{nearest_or_all(pod, _KNOWN)}")
         elif isinstance(fields, dict):
             for name in fields:
                 if name not in source.pod_fields:
-                    yield f"pods.{pod}.{name}: no such field{nearest_or_all(name, source.pod_fields)}"
+                    yield PlacedText(f"pods.{pod}.{name}", f"no such field{nearest_or_all(name, source.pod_fields)}")
             valid[pod] = {name: value for name, value in fields.items() if name in source.pod_fields}
             yield from _reserved_names(source, pod, fields)
         elif fields is not None:
-            yield f"pods.{pod}: not a mapping of fields to values"
+            yield PlacedText(f"pods.{pod}", "not a mapping of fields to values")
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
-        yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
+        yield PlacedText(f"pods.{where}.affinity", REPLACES_NODE_LABEL)
     yield from dict.fromkeys(fault for pod in PODS for fault in _errors_of_pod(source, pod, valid, on))
 
 
-def pod_value_warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
+def pod_value_warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[PlacedText]:
     """Yields a warning for each pod with fields that is not deployed, because its feature is off."""
     for pod in ("supervisor", "controller", "webhook"):
         if pods.get(pod) and pod not in on:
-            yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
+            yield PlacedText(f"pods.{pod}", f"features.{pod} is off, so there is no such pod")
 
 
 def _origin(valid: Mapping[str, pod_fields.FieldValues], pod: str, name: str) -> str:
     return next((p for p in (pod, pod_fields.ALL) if valid.get(p, {}).get(name) is not None), "")
 
 
-def _reserved_names(source: ManifestSource, pod: str, own: pod_fields.FieldValues) -> Iterator[str]:
+def _reserved_names(source: ManifestSource, pod: str, own: pod_fields.FieldValues) -> Iterator[PlacedText]:
     """Yields errors about labels and variables that the manifests set themselves. The API server would not report these."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
-        yield f"pods.{pod}.labels.{OWN_LABEL}: this label selects the driver's pods: choose another"
+        yield PlacedText(f"pods.{pod}.labels.{OWN_LABEL}", "this label selects the driver's pods: choose another")
     for i, variable in enumerate(env if isinstance(env, list) else ()):
         if isinstance(variable, dict) and variable.get("name") in source.variables:
-            yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"
+            yield PlacedText(f"pods.{pod}.env[{i}].name", f"{variable['name']} is set by the manifests themselves")
 
 
 def _errors_of_pod(
     source: ManifestSource, pod: str, valid: Mapping[str, pod_fields.FieldValues], on: Set[str]
-) -> Iterator[str]:
+) -> Iterator[PlacedText]:
     fields = pod_fields.fields_by_pod(valid)[pod]
     if not fields:
         return
@@ -78,13 +79,10 @@ def _errors_of_pod(
     changed = pod_fields.template_with(source, template, fields)
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**changed["metadata"], "name": "pod"}}
     for fault in manifest_validation.object_errors(head | {"spec": changed["spec"]}):
-        path, colon, rest = fault.partition(": ")
-        place = _PLACE.fullmatch(path)
-        assert place is not None, (
-            fault
-        )  # every error is about one of the fields, because the pod of the manifest is valid
+        place = _PLACE.fullmatch(fault.path)
+        assert place is not None, fault  # about one of the fields, because the pod of the manifest is valid
         name, index, below = place.groups()
         if index:  # the index in the error also counts the items of the manifest, which come first
             added = len(fields[name])
             index = f"[{int(index) - len(pod_fields.part_of(changed, source.pod_fields[name].of)[name]) + added}]"
-        yield f"pods.{_origin(valid, pod, name)}.{name}{index or ''}{below}{colon}{rest}"
+        yield PlacedText(f"pods.{_origin(valid, pod, name)}.{name}{index or ''}{below}", fault.text)

@@ -12,6 +12,7 @@ from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.errors import SettingsError
 
 from ...yaml import stream
+from ...yaml.manifests import PlacedText
 from . import pod_fields, values_validation
 from .source_reader import ManifestSource
 
@@ -58,13 +59,11 @@ def read_values(
     raw: JSON = {}
     for document in found:
         raw = merged(raw, document.value)
-    try:
-        values = validated_values(source, raw, driver)
-    except SettingsError as e:
-        raise SettingsError(*(_with_place(text, found, paths) for text in e.faults)) from None
+    if errors := list(values_validation.value_errors(source, raw, driver)):
+        raise SettingsError(*(_with_place(error, found, paths) for error in errors))
     if warnings is not None:
         warnings += [_with_place(text, found, paths) for text in values_validation.value_warnings(raw, driver)]
-    return values
+    return with_defaults(source, raw)
 
 
 def merged(below: JSON, above: JSON) -> JSON:
@@ -76,10 +75,8 @@ def merged(below: JSON, above: JSON) -> JSON:
     return out
 
 
-def validated_values(source: ManifestSource, raw: JSON, driver: type[Driver] | None = None) -> Values:
-    """Validates values and adds the defaults. Raises :class:`SettingsError` with all errors, each with the path of the value."""
-    if found := list(values_validation.value_errors(source, raw, driver)):
-        raise SettingsError(*found)
+def with_defaults(source: ManifestSource, raw: JSON) -> Values:
+    """Returns valid values with the defaults."""
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
     return Values(
@@ -91,14 +88,10 @@ def validated_values(source: ManifestSource, raw: JSON, driver: type[Driver] | N
     )
 
 
-def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
-    """Prepends ``file:line`` to an error text that begins with a value's path.
-
-    If several files have the first key of the path, uses the last of these files.
-    """
-    path, _, _ = text.partition(": ")
-    top = path.partition(".")[0]
+def _with_place(text: PlacedText, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
+    """Prepends ``file:line`` to a text. If several files have the first key of its path, uses the last of these files."""
+    top = text.path.partition(".")[0]
     for document in reversed(found):
         if top in document.value:
-            return f"{document.place(path)}: {text}"
+            return f"{document.place(text.path)}: {text}"
     return f"{', '.join(map(str, paths))}: {text}"

@@ -1,4 +1,4 @@
-"""Checks a driver's values for errors and for likely mistakes. Each message begins with the path of the value."""
+"""Checks a driver's values for errors and for likely mistakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.errors import SettingsError, printable
 
+from ...yaml.manifests import PlacedText
 from . import option_validation, pod_values_validation
 from .source_reader import ManifestSource, Parameter
 
@@ -28,30 +29,30 @@ _ROLES = (Settings, ControllerSettings, WebhookSettings)
 _SIMILARITY = 0.85
 
 
-def value_errors(source: ManifestSource, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+def value_errors(source: ManifestSource, raw: JSON, driver: type[Driver] | None = None) -> Iterator[PlacedText]:
     """Yields the errors of the values in ``raw``. With ``driver``, also checks the options that the driver defines."""
     if wrong := [name for name in OTHERS if not isinstance(raw.get(name), dict | None)]:
-        yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
+        yield from (PlacedText(name, f"{_shown(raw[name])}, not a mapping of names to values") for name in wrong)
         raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
     # Helm reserves the name "global".
     hints = {name: nearest_or_all(name, names) for name in raw if name not in names and name != "global"}
-    yield from (f"{name}: no such value{hint}" for name, hint in hints.items())
+    yield from (PlacedText(name, f"no such value{hint}") for name, hint in hints.items())
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     on = {name for name, wanted in features.items() if wanted is True}
     for name, wanted in features.items():
         if name not in source.features:
-            yield f"features.{name}: no such feature{nearest_or_all(name, source.features)}"
+            yield PlacedText(f"features.{name}", f"no such feature{nearest_or_all(name, source.features)}")
         elif not isinstance(wanted, bool):
-            yield f"features.{name}: {_shown(wanted)} is neither true nor false"
+            yield PlacedText(f"features.{name}", f"{_shown(wanted)} is neither true nor false")
     for p in source.parameters.values():
         value = raw.get(p.name, p.default)
         if value is None:
             reported = f", did you mean {p.name!r}?" in hints.values()
             if not reported and (not p.needed or p.needed in on):
-                yield f"{p.name}: a value is required: {p.help}"
+                yield PlacedText(p.name, f"a value is required: {p.help}")
         elif fault := _parameter_error(p, value):
-            yield f"{p.name}: {fault}"
+            yield PlacedText(p.name, fault)
     options = raw.get("options") or {}
     yield from _option_errors(source, options)
     if driver is not None:
@@ -60,17 +61,22 @@ def value_errors(source: ManifestSource, raw: JSON, driver: type[Driver] | None 
     for name, spec in (raw.get("deviceClasses") or {}).items():
         yield from _class_errors(name, spec, raw.get("resourceAPI", "v1"))
     yield from pod_values_validation.pod_value_errors(source, raw.get("pods") or {}, on)
-    yield from (conflict.message for conflict in source.conflicts if conflict.applies(on))
+    yield from (PlacedText("", conflict.message) for conflict in source.conflicts if conflict.applies(on))
 
 
-def value_warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+def value_warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[PlacedText]:
     """Yields warnings about valid values that are likely mistakes."""
     if driver is not None and driver.privileged and (raw.get("features") or {}).get("privileged") is False:
-        yield f"features.privileged: false, but {driver.__name__} sets privileged = True: its writes to sysfs will fail"
+        yield PlacedText(
+            "features.privileged", f"false, but {driver.__name__} sets privileged = True: its writes to sysfs will fail"
+        )
     known = framework_options()
     for name in raw.get("options") or {}:
         if name not in known and (hint := did_you_mean(name, known, _SIMILARITY)):
-            yield f"options.{name}: not an option of the framework{hint} It is passed on, because it may be an option of the driver"
+            yield PlacedText(
+                f"options.{name}",
+                f"not an option of the framework{hint} It is passed on, because it may be an option of the driver",
+            )
     # the features of optional pods (supervisor, controller, webhook) are off by default
     on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
     yield from pod_values_validation.pod_value_warnings(raw.get("pods") or {}, on)
@@ -79,7 +85,9 @@ def value_warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[st
         for i, selector in enumerate(spec.get("selectors") or ()):
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
                 if text != driver_name and (hint := did_you_mean(text, [driver_name], _SIMILARITY)):
-                    yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{hint}"
+                    yield PlacedText(
+                        f"deviceClasses.{name}.selectors[{i}].cel.expression", f"{text!r} is not driverName{hint}"
+                    )
 
 
 def framework_options() -> set[str]:
@@ -87,38 +95,42 @@ def framework_options() -> set[str]:
     return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
-def _option_errors(source: ManifestSource, options: JSON) -> Iterator[str]:
+def _option_errors(source: ManifestSource, options: JSON) -> Iterator[PlacedText]:
     for name, value in options.items():
         if not re.fullmatch(OPTION, name):
-            yield f"options.{name}: not a valid name of an environment variable"
+            yield PlacedText(f"options.{name}", "not a valid name of an environment variable")
         elif name in source.variables:
-            yield f"options.{name}: the manifests set this variable; see the values {', '.join(source.parameters)}"
+            yield PlacedText(
+                f"options.{name}", f"the manifests set this variable; see the values {', '.join(source.parameters)}"
+            )
         elif not isinstance(value, str):
             written = str(value).lower() if isinstance(value, bool) else value
-            yield f'options.{name}: {_shown(value)} is not text: write it in quotes, "{written}"'
+            yield PlacedText(f"options.{name}", f'{_shown(value)} is not text: write it in quotes, "{written}"')
         elif _CONTROL.search(value):
-            yield f"options.{name}: {printable(value)!r} has a character that is not allowed in YAML"
+            yield PlacedText(f"options.{name}", f"{printable(value)!r} has a character that is not allowed in YAML")
         elif value != value.strip("\"'"):
-            yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize removes"
+            yield PlacedText(f"options.{name}", f"{value!r} begins or ends with a quote, which kustomize removes")
         else:
             yield from dict.fromkeys(fault for role in _ROLES for fault in _setting_errors(name, value, role))
 
 
-def _setting_errors(name: str, value: str, role: type[Settings]) -> list[str]:
+def _setting_errors(name: str, value: str, role: type[Settings]) -> list[PlacedText]:
     """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
         settings = load({}, {name: value}, role)
     except SettingsError as e:
-        return [f"options.{name}: {fault.removeprefix(name).strip()}" for fault in e.faults]
+        return [PlacedText(f"options.{name}", fault.removeprefix(name).strip()) for fault in e.faults]
     timed = any(f.metadata["env"] == name and "least" in f.metadata for f in role.options())
-    return [f"options.{name}: {fault}" for fault in settings.common_faults() if timed and f"({name})" in fault]
+    return [
+        PlacedText(f"options.{name}", fault) for fault in settings.common_faults() if timed and f"({name})" in fault
+    ]
 
 
-def _class_errors(name: str, spec: Any, version: object) -> Iterator[str]:
+def _class_errors(name: str, spec: Any, version: object) -> Iterator[PlacedText]:
     """Checks a DeviceClass with the API server's rules."""
     where = f"deviceClasses.{name}"
     if not isinstance(spec, dict):
-        yield f"{where}: {_shown(spec)} is not a spec of a DeviceClass"
+        yield PlacedText(where, f"{_shown(spec)} is not a spec of a DeviceClass")
         return
     from ...localcluster.apiserver import manifest_validation  # imported only if there is a class
 
@@ -129,10 +141,9 @@ def _class_errors(name: str, spec: Any, version: object) -> Iterator[str]:
         found = manifest_validation.object_errors(head | {"spec": spec})
     except manifest_validation.UnknownKind:
         return  # resourceAPI is invalid, which is reported separately
-    for text in found:
-        path, colon, rest = text.partition(": ")
-        inner = re.sub(r"^(metadata\.name|spec)", "", path)
-        yield f"{where}{inner}{colon}{rest}"
+    for fault in found:
+        inner = re.sub(r"^(metadata\.name|spec)", "", fault.path)
+        yield PlacedText(f"{where}{inner}", fault.text)
 
 
 def _parameter_error(parameter: Parameter, value: Any) -> str:
