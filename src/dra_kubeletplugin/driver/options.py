@@ -146,7 +146,7 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
     if not of.holds(default):
         raise DriverError(f"{where} = {shown(default)} is {of.wrong}: the default must match the field's type")
     out: Field[Any] = setting(
-        flag, env, default, help_text, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
+        env, default, help_text, of.read, flag=flag, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
     )
     out.name = f.name
     return out

@@ -1,9 +1,7 @@
 """Writes Events about claims, pods and nodes. Events are best effort: no other part depends on them.
 
 A repeated fault of one object is one Event with a growing count. The Event's name contains a hash of its content, so neither
-a retry nor another process creates a second Event. Writes are rate limited per object and in total, as in client-go.
-After a 403, no Event is written to that namespace for an hour. Causes are missing permissions, a quota, or a namespace that
-is being deleted. Events of other namespaces are still written.
+a retry nor another process creates a second Event. Writes are rate limited per object, as in client-go.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ..base.bounded_dict import BoundedDict
 from ..base.json_types import JSON
+from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import ApiError, clip, describe
@@ -32,10 +32,8 @@ _MAX_NAME = 200
 _MAX_EVENTS = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped
 _CONSUMERS = 8  # maximum number of pods and pod groups of a claim that get an Event
 _BURST, _EACH = 25.0, 300.0  # rate limit for one object, as in client-go: Events at once, then seconds for each Event
-_BURST_OF_ALL, _EACH_OF_ALL = 100.0, 1.0  # the same for all objects together
 _COUNT_INTERVAL = 60.0  # seconds until the count of an Event is written again
-_FORGET_AFTER = 3000.0  # seconds without repetition until an Event is forgotten; the server deletes it after an hour
-_FORBIDDEN_PAUSE = 3600.0  # seconds without Events in a namespace whose Events are forbidden
+_LOG_AGAIN = 3600.0  # seconds until the same error is logged again
 _RETRY = 10.0
 # PodGroup has no API version here, because it is not stable yet.
 _KINDS = {("", "pods"): ("v1", "Pod"), ("scheduling.k8s.io", "podgroups"): ("", "PodGroup")}
@@ -72,21 +70,18 @@ def node_subject(name: str) -> Subject:
 
 @dataclass
 class _Budget:
-    """A rate limit: ``burst`` writes at once, then one write per ``each`` seconds."""
+    """The rate limit of one object."""
 
-    burst: float
-    each: float
-    tokens: float = field(init=False)
+    tokens: float = _BURST
     at: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self.tokens = self.burst
-
-    def refilled(self) -> float:
-        """Refills the budget and returns the number of writes that are allowed now."""
+    def take(self) -> bool:
+        """Whether one more write is allowed now. It then counts as done."""
         now = time.monotonic()
-        self.tokens, self.at = min(self.burst, self.tokens + (now - self.at) / self.each), now
-        return self.tokens
+        self.tokens, self.at = min(_BURST, self.tokens + (now - self.at) / _EACH), now
+        is_allowed = self.tokens >= 1
+        self.tokens -= is_allowed
+        return is_allowed
 
 
 @dataclass
@@ -101,7 +96,6 @@ class _RecordedEvent:
     consumers: bool  # whether the claim's pods get the Event too
     first: str
     last: str
-    seen: float
     times: int = 1
     written: int = 0
     created_here: bool = False  # this process created it and therefore knows its count
@@ -122,12 +116,10 @@ class EventRecorder:
         # From the start, because increase() of Prometheus does not see the first value of a series.
         for result in ("written", "failed", "forbidden", "dropped"):
             metrics.inc("events_total", 0, result=result)
-        self._events: dict[str, _RecordedEvent] = {}
-        self._budgets: dict[Subject, _Budget] = {}
-        self._all = _Budget(_BURST_OF_ALL, _EACH_OF_ALL)
+        self._events = BoundedDict[str, _RecordedEvent](_MAX_EVENTS)
+        self._budgets = BoundedDict[Subject, _Budget](_MAX_EVENTS)
         self._wake = asyncio.Event()
-        self._forbidden: dict[str, float] = {}  # namespace → end of the pause
-        self._fault = ""
+        self._logged = LogOnce(_LOG_AGAIN)
 
     def warn(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
         """Queues a warning. A repeated warning increases the count of its Event."""
@@ -146,7 +138,7 @@ class EventRecorder:
             self._add(self._entry(claim, reason, message, consumers=True))
 
     async def write(self, about: Subject, reason: str, message: str) -> bool:
-        """Writes an Event now. Returns whether the server has it. False means a rate limit, a pause, or a failure, which is logged."""
+        """Writes an Event now. Returns whether the server has it. False means a rate limit, or a failure, which is logged."""
         return await self._write(self._entry(about, reason, message))
 
     async def run(self) -> None:
@@ -154,35 +146,23 @@ class EventRecorder:
         while True:
             self._wake.clear()
             now = time.monotonic()
-            for key in [k for k, t in self._events.items() if now - t.seen > _FORGET_AFTER]:
-                del self._events[key]
             for event in [t for t in self._events.values() if t.times > t.written and t.not_before <= now]:
                 event.not_before = time.monotonic() + (_COUNT_INTERVAL if await self._write(event) else _RETRY)
+            now = time.monotonic()
+            due = [t.not_before - now for t in self._events.values() if t.times > t.written]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause()):
+                async with asyncio.timeout(max(0.05, min([_COUNT_INTERVAL, *due]))):
                     await self._wake.wait()
-
-    def _pause(self) -> float:
-        now = time.monotonic()
-        due = [t.not_before - now for t in self._events.values() if t.times > t.written]
-        return max(0.05, min([_COUNT_INTERVAL, *due]))
 
     # --- queue ----------------------------------------------------------------------------------
 
     def _add(self, new_event: _RecordedEvent) -> None:
-        if self._is_forbidden(new_event.about):
-            return
         key = self._name(new_event)
-        known = self._events.pop(key, None)
-        if known is None:
-            self._events[key] = new_event
-        else:  # move to the end, so that the first Event is the one without repetition for the longest time
-            self._events[key] = known
-            known.times, known.last, known.seen = known.times + 1, new_event.last, new_event.seen
-        while len(self._events) > _MAX_EVENTS:
-            dropped = self._events.pop(next(iter(self._events)))
-            if dropped.times > dropped.written:
-                self._metrics.inc("events_total", result="dropped")
+        if known := self._events.get(key):
+            known.times, known.last = known.times + 1, new_event.last
+        dropped = self._events.put(key, known or new_event)
+        if dropped and dropped.times > dropped.written:
+            self._metrics.inc("events_total", result="dropped")
         self._wake.set()
 
     def _entry(
@@ -197,7 +177,7 @@ class EventRecorder:
     ) -> _RecordedEvent:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = clip(message, _MAX_MESSAGE)
-        return _RecordedEvent(about, reason, text, related, type, consumers, now, now, time.monotonic())
+        return _RecordedEvent(about, reason, text, related, type, consumers, now, now)
 
     def _name(self, event: _RecordedEvent) -> str:
         content = "\0".join((self._component, *event.about, event.reason, event.message))
@@ -208,10 +188,10 @@ class EventRecorder:
 
     async def _write(self, event: _RecordedEvent) -> bool:
         times = event.times
-        if self._is_forbidden(event.about):
-            event.written = times  # drop it: the namespace refuses Events
-            return False
-        if not self._within_budget(event):
+        # A driver may report another text at each check of a device.
+        budget = self._budgets.get(event.about) or _Budget()
+        self._budgets.put(event.about, budget)
+        if not budget.take():
             return False
         try:
             consumers = await self._consumers(event.about) if event.consumers else []
@@ -220,44 +200,20 @@ class EventRecorder:
         except ApiError as e:
             self._failed(event, e)
             return False
-        self._fault = ""
         event.written = times
         self._metrics.inc("events_total", result="written")
         for consumer in consumers:
             self._add(self._entry(consumer, event.reason, event.message, event.about))
         return True
 
-    def _within_budget(self, event: _RecordedEvent) -> bool:
-        """Whether the budgets allow one more write: a driver may report another text at each check of a device."""
-        budget = self._budgets.pop(event.about, None) or _Budget(_BURST, _EACH)
-        self._budgets[event.about] = budget
-        while len(self._budgets) > _MAX_EVENTS:
-            del self._budgets[next(iter(self._budgets))]
-        if min(budget.refilled(), self._all.refilled()) < 1:
-            return False
-        budget.tokens, self._all.tokens = budget.tokens - 1, self._all.tokens - 1
-        return True
-
-    def _is_forbidden(self, about: Subject) -> bool:
-        return time.monotonic() < self._forbidden.get(about.event_namespace, 0.0)
-
     def _failed(self, event: _RecordedEvent, e: ApiError) -> None:
         is_forbidden = isinstance(e, ForbiddenError)
         self._metrics.inc("events_total", result="forbidden" if is_forbidden else "failed")
-        if is_forbidden:
-            namespace = event.about.event_namespace
-            self._forbidden.pop(namespace, None)
-            self._forbidden[namespace] = time.monotonic() + _FORBIDDEN_PAUSE
-            while len(self._forbidden) > _MAX_EVENTS:
-                del self._forbidden[next(iter(self._forbidden))]
-            self._events = {k: t for k, t in self._events.items() if t.about.event_namespace != namespace}
         if not e.unreachable and not isinstance(e, ConflictError):
             event.written = event.times  # a retry cannot succeed
-        shown = event.about.event_namespace
-        hint = f"; no Event is written to namespace {shown} for an hour (see docs/deploy.md)" if is_forbidden else ""
-        if str(e) != self._fault:
+        if self._logged.is_new(event.about.event_namespace, str(e)):
+            hint = ": see docs/deploy.md for the permission" if is_forbidden else ""
             log.warning("cannot write an Event: %s%s", e, hint)
-        self._fault = str(e)
 
     async def _send(self, event: _RecordedEvent, times: int) -> None:
         name, namespace = self._name(event), event.about.event_namespace

@@ -1,6 +1,6 @@
-"""Credentials from kubeconfig files: tokens, passwords, certificates, and the credentials of an exec plugin or auth provider.
+"""Credentials from kubeconfig files: tokens, passwords, certificates, and the credentials of an exec plugin.
 
-Changed files are read again. An exec plugin runs in a child process (:mod:`.credential_process`); a request waits at most 8 s for it.
+Changed files are read again. A request waits at most 8 s for an exec plugin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 
 from ..base.threads import in_own_thread
 from ..errors import ApiError, DraError, SettingsError, describe, printable
-from .credential_process import CredentialProcess, check_installed
 from .credentials import Credentials, TokenFile
 from .kubeconfig_file import SelectedContext, check_header, read_content, select_context
 from .proxy import Proxy
@@ -60,14 +59,11 @@ class Kubeconfig(Credentials):
         self.namespace: str = selected.namespace
         self.token_file: TokenFile | None = TokenFile(selected.token_file) if selected.token_file else None
         self.tls = Tls(selected.files)
-        self._provider = selected.provider
-        if self._provider:
-            check_installed(self._where, self._provider)
-        self._loaded = None if self._provider else _Loaded(selected.header, selected.files, selected.content)
+        self._plugin = selected.plugin
+        self._loaded = None if self._plugin else _Loaded(selected.header, selected.files, selected.content)
         self._checked = time.monotonic()
         self._stale = False
         self._renewing: asyncio.Future[_Loaded] | None = None
-        self._process: CredentialProcess | None = None
         self._started = 0.0
         self._fault = ""  # of the last attempt to get credentials
 
@@ -86,9 +82,9 @@ class Kubeconfig(Credentials):
         now = time.monotonic()
         is_needed = self._loaded is None or self._stale
         # A hanging read of a file ends with its file system: another thread would hang too.
-        if self._renewing is not None and self._process is not None and now - self._started >= _HUNG_AFTER:
+        if self._renewing is not None and self._plugin is not None and now - self._started >= _HUNG_AFTER:
             self._renewing = None
-            self._process.kill()
+            self._plugin.kill()
         if self._renewing is None and (is_needed or now - self._checked >= RECHECK):
             if is_needed and self._started and now - self._started < _MIN_INTERVAL:
                 return self._last()
@@ -98,7 +94,9 @@ class Kubeconfig(Credentials):
         if self._renewing is not None and is_needed:
             done, _ = await asyncio.wait({self._renewing}, timeout=_WAIT)
             if not done:
-                raise ApiError(f"{self._where}: {self._provider or 'reading it'} takes longer than {_WAIT:g}s")
+                raise ApiError(
+                    f"{self._where}: {self._plugin.shown if self._plugin else 'reading it'} takes longer than {_WAIT:g}s"
+                )
             if self._stale and self._fault:
                 raise ApiError(self._fault)
         # Credentials that the server has not rejected are valid for some minutes more, so this request does not wait for new ones.
@@ -120,23 +118,22 @@ class Kubeconfig(Credentials):
         if loaded and not self._stale and not loaded.is_expired and read_content(self._paths) == loaded.content:
             return loaded
         selected = self._select()
-        if selected.provider:
-            return self._ask(selected)
-        return _Loaded(selected.header, selected.files, selected.content)
-
-    def _ask(self, selected: SelectedContext) -> _Loaded:
-        """Runs the exec plugin or auth provider. Raises :class:`ApiError`."""
-        self._process = process = CredentialProcess(self._paths, selected.name)
-        where = f"{self._where}: {selected.provider}"
+        self._plugin = plugin = selected.plugin
+        if plugin is None:
+            return _Loaded(selected.header, selected.files, selected.content)
         try:
-            found = process.run()
-            header = check_header(found.header, f"the token of {selected.provider}")
-        except (DraError, OSError) as e:
-            raise ApiError(f"{where} returned no credentials: {describe(e)}") from None
+            found = plugin.run()
+            header = (
+                check_header(f"Bearer {found.token.strip()}", f"the token of {plugin.shown}") if found.token else ""
+            )
+        except DraError as e:
+            raise ApiError(f"{self._where}: {describe(e)}") from None
         files = selected.files
-        if found.cert and found.key:
-            files = msgspec.structs.replace(files, cert=found.cert, key=found.key)
-        return _Loaded(header, files, selected.content, found.expires)
+        if found.client_certificate_data and found.client_key_data:
+            cert, key = found.client_certificate_data.encode(), found.client_key_data.encode()
+            files = msgspec.structs.replace(files, cert=cert, key=key)
+        expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else None
+        return _Loaded(header, files, selected.content, expires)
 
     def _renewed(self, renewing: asyncio.Future[_Loaded]) -> None:
         fault = None if renewing.cancelled() else renewing.exception()

@@ -19,6 +19,7 @@ import yaml
 
 from ..base.files import at_home, read_file, read_input
 from ..errors import SettingsError, clip, describe, printable
+from .exec_plugin import ExecConfig, ExecPlugin
 from .proxy import Proxy, parse_proxy
 from .tls import Source, TlsFiles, make_context
 from .transport import split_server
@@ -45,7 +46,7 @@ class User(msgspec.Struct, rename="kebab"):
     client_key_data: str | None = None
     username: str | None = None
     password: str | None = None
-    exec: dict[str, Any] | None = None
+    exec: ExecConfig | None = None
     auth_provider: dict[str, Any] | None = None
 
 
@@ -88,7 +89,7 @@ class SelectedContext:
         files: the certificates, without the certificate that an exec plugin will return.
         token_file: file with the bearer token, read again when it changes; None if the user has no such file.
         header: value of the Authorization header; empty if the user has neither token nor password.
-        provider: the exec plugin or auth provider that returns the credentials, for messages; empty for static credentials.
+        plugin: the exec plugin that returns the credentials; None for static credentials.
         content: contents of the files, to notice changes.
     """
 
@@ -99,7 +100,7 @@ class SelectedContext:
     files: TlsFiles
     token_file: Path | None
     header: str
-    provider: str
+    plugin: ExecPlugin | None
     content: tuple[bytes, ...]
 
 
@@ -140,7 +141,6 @@ def select_context(paths: str, name: str, where: str) -> SelectedContext:
         of_user = _Fields(where, "user", context.user, path)
         user = of_user.user(fields)
     server = of_cluster.server(cluster.server or "")
-    provider = _provider(user)
     return SelectedContext(
         name=name,
         server=server,
@@ -148,8 +148,8 @@ def select_context(paths: str, name: str, where: str) -> SelectedContext:
         proxy=parse_proxy(cluster.proxy_url, of_cluster.named("proxy-url")) if cluster.proxy_url else None,
         files=_tls_files(of_cluster, cluster, of_user, user) if server.startswith("https:") else TlsFiles(),
         token_file=of_user.path(user.token_file) if of_user and user.token_file else None,
-        header="" if provider or user.token_file else _header(user, of_user),
-        provider=provider,
+        header="" if user.token_file else _header(user, of_user),
+        plugin=_plugin(user, of_user, cluster) if of_user else None,
         content=read_content(paths),
     )
 
@@ -225,15 +225,24 @@ def _check(files: TlsFiles, field: str) -> None:
         raise SettingsError(f"{field} (or -data) cannot be used: {printable(e)}") from None
 
 
-def _provider(user: User) -> str:
-    """Describes the exec plugin or auth provider; empty if there is none. As in kubectl, static credentials come before an exec plugin."""
-    if user.token_file:
-        return ""
+def _plugin(user: User, of_user: _Fields, cluster: Cluster) -> ExecPlugin | None:
+    """Returns the exec plugin; None if there is none. As in kubectl, static credentials come before it. Raises :class:`SettingsError`."""
+    if user.token_file or user.token or user.username:
+        return None
     if user.auth_provider:
-        return f"auth-provider {printable(user.auth_provider.get('name'))!r}"
-    if user.exec and not user.token and not user.username:
-        return f"exec plugin {printable(user.exec.get('command'))!r}"
-    return ""
+        raise SettingsError(
+            f"{of_user.named('auth-provider')}: auth providers are not supported; use an exec plugin, such as kubelogin for OIDC"
+        )
+    if user.exec is None:
+        return None
+    shown = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": cluster.certificate_authority_data,
+        "proxy-url": cluster.proxy_url,
+    }
+    return ExecPlugin(user.exec, of_user.path("."), {k: v for k, v in shown.items() if v})
 
 
 def _header(user: User, of_user: _Fields | None) -> str:

@@ -33,98 +33,62 @@ class Settings:
     """The process to which these settings apply. Options of other processes keep their defaults."""
 
     driver_name: str = option(
-        "--driver-name",
         "DRIVER_NAME",
         "",
         "Name of the driver, a DNS subdomain of at most 63 bytes; by default the name in its class.",
         to=Audience.ALL,
     )
     node_name: str = option(
-        "--node-name",
-        "NODE_NAME",
-        "",
-        "Name of this node's Node object; in a pod, from the downward API field spec.nodeName.",
-        to=Audience.NODE,
+        "NODE_NAME", "", "Name of this node's Node object; in a pod, from the downward API field spec.nodeName."
     )
     pod_uid: str = option(
-        "--pod-uid",
-        "POD_UID",
-        "",
-        "UID of this pod, from the downward API field metadata.uid; it enables rolling updates.",
-        to=Audience.NODE,
+        "POD_UID", "", "UID of this pod, from the downward API field metadata.uid; it enables rolling updates."
     )
     kubeconfig: str = option(
-        "--kubeconfig",
         "KUBECONFIG",
         "",
         "Path of a kubeconfig, or several paths as for kubectl, separated by ':'; without it, the service account is used.",
+        to=Audience.ROLES,
     )
     service_account: str = option(
-        "--service-account",
         "SERVICE_ACCOUNT",
         "",
         "Folder with a service account's `token` and `ca.crt`, for the API server at KUBERNETES_SERVICE_HOST; by default the pod's.",
+        to=Audience.ROLES,
     )
     kubelet_root: Path = option(
-        "--kubelet-root",
-        "KUBELET_ROOT",
-        Path("/var/lib/kubelet"),
-        "Folder that the kubelet uses as its --root-dir.",
-        Path,
-        to=Audience.NODE,
+        "KUBELET_ROOT", Path("/var/lib/kubelet"), "Folder that the kubelet uses as its --root-dir.", Path
     )
     cdi_root: Path = option(
-        "--cdi-root",
-        "CDI_ROOT",
-        Path("/var/run/cdi"),
-        "Folder from which the container runtime reads CDI specs.",
-        Path,
-        to=Audience.NODE,
+        "CDI_ROOT", Path("/var/run/cdi"), "Folder from which the container runtime reads CDI specs.", Path
     )
     sysfs_root: Path = option(
-        "--sysfs-root",
-        "SYSFS_ROOT",
-        Path("/sys"),
-        "Folder where sysfs is mounted, or the root of a described host.",
-        Path,
-        to=Audience.NODE,
+        "SYSFS_ROOT", Path("/sys"), "Folder where sysfs is mounted, or the root of a described host.", Path
     )
-    dev_root: Path = option(
-        "--dev-root", "DEV_ROOT", Path("/dev"), "Folder where the host's /dev is mounted.", Path, to=Audience.NODE
-    )
+    dev_root: Path = option("DEV_ROOT", Path("/dev"), "Folder where the host's /dev is mounted.", Path)
     proc_root: Path = option(
-        "--proc-root",
         "PROC_ROOT",
         Path("/proc"),
         "Folder where the host's /proc is mounted. A container's own /proc has the kernel's files too, but no other processes.",
         Path,
-        to=Audience.NODE,
     )
     process_supervisor: str = option(
-        "--process-supervisor",
         "PROCESS_SUPERVISOR",
         "",
         "Unix socket of the process supervisor that starts the processes of claims; a name without '/' is in the driver's folder. "
         "Without it, the plugin starts them itself.",
-        to=Audience.NODE,
     )
     http_address: str = option(
-        "--http-address",
         "HTTP_ADDRESS",
         "",
         "HOST:PORT that serves /metrics, /healthz and /readyz, and on a node a status page at / for clients on the loopback; off if empty.",
         read_address,
+        to=Audience.ROLES,
     )
     log_format: str = option(
-        "--log-format",
-        "LOG_FORMAT",
-        "text",
-        "Format of log lines: text or json.",
-        one_of("text", "json"),
-        to=Audience.ALL,
+        "LOG_FORMAT", "text", "Format of log lines: text or json.", one_of("text", "json"), to=Audience.ALL
     )
     log_level: str = option(
-        "--log-level",
         "LOG_LEVEL",
         "info",
         "Lowest level of log lines: debug, info, warning or error.",
@@ -132,27 +96,24 @@ class Settings:
         to=Audience.ALL,
     )
     call_timeout: float = duration(
-        "--call-timeout",
         "CALL_TIMEOUT",
         40.0,
         "Time limit of a response to the kubelet; it must be below the kubelet's time limit of 45s.",
-        to=Audience.NODE,
     )
-    api_timeout: float = duration("--api-timeout", "API_TIMEOUT", 15.0, "Time limit of a response of the API server.")
+    api_timeout: float = duration("API_TIMEOUT", 15.0, "Time limit of a response of the API server.", to=Audience.ROLES)
     start_timeout: float = duration(
-        "--start-timeout",
         "START_TIMEOUT",
         60.0,
         "Time limit of the driver's start(); the plugin ends if it is exceeded.",
+        to=Audience.ROLES,
     )
     discovery_timeout: float = duration(
-        "--discovery-timeout",
         "DISCOVERY_TIMEOUT",
         10.0,
         "Time after which a running devices() of the driver is reported as hanging, and the start no longer waits for it.",
+        to=Audience.ROLES,
     )
     shutdown_grace_period: float = duration(
-        "--shutdown-grace-period",
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Time that calls in flight may take after SIGTERM. It must be at least 10s shorter than the pod's "
@@ -161,86 +122,62 @@ class Settings:
         to=Audience.ALL,
     )
     lock_timeout: float = duration(
-        "--lock-timeout",
-        "LOCK_TIMEOUT",
-        10.0,
-        "Longest wait for another instance that locks the records or works on a claim.",
-        to=Audience.NODE,
+        "LOCK_TIMEOUT", 10.0, "Longest wait for another instance that locks the records or works on a claim."
     )
     rescan_interval: float = duration(
-        "--rescan-interval",
         "RESCAN_INTERVAL",
         60.0,
         "Interval between calls of the driver's devices(); hardware events cause further calls.",
+        to=Audience.ROLES,
     )
-    health_interval: float = duration(
-        "--health-interval",
-        "HEALTH_INTERVAL",
-        10.0,
-        "Interval between calls of the driver's health().",
-        to=Audience.NODE,
-    )
+    health_interval: float = duration("HEALTH_INTERVAL", 10.0, "Interval between calls of the driver's health().")
     reconcile_interval: float = duration(
-        "--reconcile-interval",
         "RECONCILE_INTERVAL",
         300.0,
         "Interval between reconcile passes, which compare records, CDI specs and the API server's claims.",
-        to=Audience.NODE,
     )
     reconcile_grace_period: float = duration(
-        "--reconcile-grace-period",
         "RECONCILE_GRACE_PERIOD",
         120.0,
         "Time for which a claim must be missing from the API server before the plugin unprepares it.",
         least=0,
-        to=Audience.NODE,
     )
     local_cluster: bool = option(
-        "--local-cluster",
         "LOCAL_CLUSTER",
         False,
         "1 on a developer's machine, whose hardware must not be changed; `dra dev` sets it.",
         read_flag,
-        to=Audience.NODE,
     )
     unhealthy_policy: str = option(
-        "--unhealthy-policy",
         "UNHEALTHY_POLICY",
         "refuse",
         "Whether a claim with an unhealthy device is prepared: refuse or allow.",
         one_of("refuse", "allow"),
-        to=Audience.NODE,
     )
     unhealthy_effect: str = option(
-        "--unhealthy-effect",
         "UNHEALTHY_EFFECT",
         "",
         "Effect of all taints for bad health: None, NoSchedule, or NoExecute (evicts pods). It replaces the driver's effect.",
         one_of("", "None", "NoSchedule", "NoExecute"),
-        to=Audience.NODE,
     )
     unhealthy_after: int = option(
-        "--unhealthy-after",
         "UNHEALTHY_AFTER",
         UNHEALTHY_AFTER,
         "Number of consecutive reports that make a healthy device unhealthy; the first report of a device counts at once.",
         read_count,
-        to=Audience.NODE,
     )
     healthy_after: int = option(
-        "--healthy-after",
         "HEALTHY_AFTER",
         HEALTHY_AFTER,
         "Number of consecutive reports that make an unhealthy device healthy.",
         read_count,
-        to=Audience.NODE,
     )
     list_attributes: bool = option(
-        "--list-attributes",
         "LIST_ATTRIBUTES",
         False,
         "1 if the cluster's feature gate DRAListTypeAttributes is on; then numaNode is published as a list.",
         read_flag,
+        to=Audience.ROLES,
     )
 
     @classmethod

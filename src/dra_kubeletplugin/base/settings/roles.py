@@ -20,21 +20,19 @@ class ControllerSettings(Settings):
     process: ClassVar[Audience] = Audience.CONTROLLER
 
     namespace: str = option(
-        "--namespace",
         "POD_NAMESPACE",
         "",
         "Namespace of the Lease and of the controller's records. It must be this pod's namespace, the same for all replicas.",
         to=Audience.CONTROLLER,
+        flag="--namespace",
     )
     pod_name: str = option(
-        "--pod-name",
         "POD_NAME",
         "",
         "Name of this pod, which identifies the holder of the Lease; by default the host name.",
         to=Audience.CONTROLLER,
     )
     lease_duration: float = duration(
-        "--lease-duration",
         "LEASE_DURATION",
         15.0,
         "Time after the leader's last renewal until another replica may take the Lease.",
@@ -42,18 +40,13 @@ class ControllerSettings(Settings):
         to=Audience.CONTROLLER,
     )
     renew_deadline: float = duration(
-        "--renew-deadline",
         "RENEW_DEADLINE",
         10.0,
         "Time after the last renewal at which a leader that cannot renew ends its process.",
         to=Audience.CONTROLLER,
     )
     retry_period: float = duration(
-        "--retry-period",
-        "RETRY_PERIOD",
-        2.0,
-        "Interval between attempts to renew or acquire the Lease.",
-        to=Audience.CONTROLLER,
+        "RETRY_PERIOD", 2.0, "Interval between attempts to renew or acquire the Lease.", to=Audience.CONTROLLER
     )
 
     @property
@@ -76,15 +69,14 @@ class WebhookSettings(Settings):
     process: ClassVar[Audience] = Audience.WEBHOOK
 
     address: str = option(
-        "--address",
         "WEBHOOK_ADDRESS",
         ":8443",
         "HOST:PORT that serves admission reviews; :PORT listens on all addresses.",
         read_address,
         to=Audience.WEBHOOK,
+        flag="--address",
     )
     tls_cert_file: Path = option(
-        "--tls-cert-file",
         "TLS_CERT_FILE",
         Path("/etc/webhook/tls/tls.crt"),
         "Certificate of the webhook with its intermediate certificates, in PEM; read again when the file changes.",
@@ -92,7 +84,6 @@ class WebhookSettings(Settings):
         to=Audience.WEBHOOK,
     )
     tls_private_key_file: Path = option(
-        "--tls-private-key-file",
         "TLS_PRIVATE_KEY_FILE",
         Path("/etc/webhook/tls/tls.key"),
         "Private key of the certificate, in PEM.",

@@ -26,23 +26,23 @@ class Audience(Flag):
 
 
 def option(
-    flag: str,
     env: str,
     default: Any,
     help: str,
     parse: Callable[[str], Any] = str,
     *,
-    to: Audience = Audience.ROLES,
+    to: Audience = Audience.NODE,
+    flag: str = "",
     **more: Any,
 ) -> Any:
+    """Returns a field. The flag's name follows from the variable's, unless ``flag`` is set."""
+    flag = flag or f"--{env.lower().replace('_', '-')}"
     return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse, "to": to, **more})
 
 
-def duration(
-    flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.ROLES
-) -> Any:
+def duration(env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.NODE) -> Any:
     """Returns a field for a duration in seconds, at least ``least``. This minimum is below useful values, so that tests can be fast."""
-    return option(flag, env, default, help, read_seconds, to=to, least=least)
+    return option(env, default, help, read_seconds, to=to, least=least)
 
 
 def as_text(value: object) -> str:

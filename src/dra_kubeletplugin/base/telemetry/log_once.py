@@ -6,6 +6,8 @@ import hashlib
 import math
 import time
 
+from ..bounded_dict import BoundedDict
+
 _MAX_SUBJECTS = 10_000
 _MAX_TEXTS = 50  # texts of one subject
 
@@ -20,19 +22,18 @@ class LogOnce:
     def __init__(self, again_after: float = math.inf) -> None:
         self.again_after = again_after
         # When each text was logged. Digests, because texts may be long.
-        self._logged: dict[str, dict[bytes, float]] = {}
+        self._logged = BoundedDict[str, dict[bytes, float]](_MAX_SUBJECTS)
 
     def is_new(self, subject: str, text: str = "") -> bool:
         """Whether the text must be logged now. It then counts as logged."""
-        texts, now = self._logged.setdefault(subject, {}), time.monotonic()
+        texts, now = self._logged.get(subject, {}), time.monotonic()
         digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
         if now - texts.get(digest, -math.inf) < self.again_after:
             return False
         if len(texts) >= _MAX_TEXTS:
             texts.clear()
         texts[digest] = now
-        if len(self._logged) > _MAX_SUBJECTS:
-            del self._logged[next(iter(self._logged))]
+        self._logged.put(subject, texts)
         return True
 
     def forget(self, subject: str) -> None:
