@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import command_reference
 import msgspec
@@ -22,7 +21,7 @@ from dra_devkit.hosts import described, schema
 from dra_devkit.hosts import model as parts
 from dra_devkit.packaging.manifests import monitoring, source_reader
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.resourceapi import gated_fields
+from dra_kubeletplugin.resourceapi import fields
 
 ROOT = Path(__file__).parents[1]
 ALERTS = monitoring.FOLDER / "alerts.yaml"
@@ -363,63 +362,25 @@ def of_gates() -> str:
 
 
 def without() -> str:
-    """Returns the table of devices that the plugin changes or does not publish while a gate is off, from the plugin's own code."""
+    """Returns the table of fields that the plugin does not publish while a gate is off, from the table of fields."""
 
     def rows() -> Iterator[str]:
-        for gate, text, device in _GATED_DEVICES:
-            assert gate in gated_fields.gates_of(device), (gate, gated_fields.gates_of(device))
-            published = gated_fields.without(device, {gate})
-            if isinstance(published, str):
-                effect = f"not published: {published.partition(' is off, and ')[2]}"
-            else:
-                effect = f"published without {dropped(device, published)}"
-            yield f"| `{gate.value}` | {text} | {effect} |"
+        for field in fields.fields_of("ResourceSlice"):
+            row = field.row
+            if not row.gate:
+                continue
+            effect = "published without it"
+            if row.refuse:
+                owner = "device" if field.path.startswith("spec.devices[].") else "pool"
+                effect = f"the {owner} is not published: {row.refuse.replace(' {key}', '')}"
+                if row.harmless:
+                    harmless = ", ".join(f"`{name}: {value}`" for name, value in row.harmless.items())
+                    effect += f"; with {harmless}, published without it"
+            elif row.refuse_remote:
+                effect += f"; a pool that does not belong to the plugin's node is not published: {row.refuse_remote}"
+            yield f"| `{row.gate}` | `{field.path.removeprefix('spec.')}` | {field.since or ' '} | {effect} |"
 
-        for gate, text, option in _GATED_POOL_OPTIONS:
-            of_all = {option: True}
-            assert gated_fields.gates_of_options(of_all) == {gate}
-            other_pool = gated_fields.options_without(of_all, {gate}, of_this_node=False)
-            effect = "the pool is published without it"
-            if isinstance(other_pool, str):
-                effect += f"; a pool that does not belong to the plugin's node is not published: {other_pool.partition(' is off, and ')[2]}"
-            yield f"| `{gate.value}` | {text} | {effect} |"
-
-    assert {gate for gate, *_ in [*_GATED_DEVICES, *_GATED_POOL_OPTIONS]} == set(gated_fields.Gate)
-    return table("| gate | a device with | where the gate is off |", rows())
-
-
-_COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
-_GROUPED = [{**_COUNTERS[0], "compatibilityGroups": ["whole"]}]
-_GATED_POOL_OPTIONS = [
-    (gated_fields.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
-    (gated_fields.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
-]
-_GATED_DEVICES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
-    (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
-    (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
-    (
-        gated_fields.Gate.TAINTS,
-        "a taint with effect NoSchedule or NoExecute",
-        {"taints": [{"key": "unhealthy", "effect": "NoSchedule"}]},
-    ),
-    (gated_fields.Gate.TAINTS, "a taint with effect None", {"taints": [{"key": "note", "effect": "None"}]}),
-    (gated_fields.Gate.SHARING, "`allowMultipleAllocations`", {"allowMultipleAllocations": True}),
-    (gated_fields.Gate.BINDING, "binding conditions", {"bindingConditions": ["attached"]}),
-    (gated_fields.Gate.BINDING, "`bindsToNode` alone", {"bindsToNode": True}),
-    (gated_fields.Gate.LISTS, "an attribute with several values", {"attributes": {"cpus": {"ints": [0, 1]}}}),
-    (gated_fields.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
-    (
-        gated_fields.Gate.NODE_RESOURCES,
-        "cpu or memory of its node",
-        {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
-    ),
-]
-
-
-def dropped(device: Mapping[str, Any], published: Mapping[str, Any]) -> str:
-    """Returns the names of the fields that were removed."""
-    names = sorted(f"`{k}`" for k in device if k not in published)
-    return ", ".join(names) or "those values"
+    return table("| gate | field of a slice | since | where the gate is off |", rows())
 
 
 def of_releases() -> str:

@@ -3,8 +3,8 @@
 ``wire`` of a field contains the numbers from the message of its type to the field. There are several numbers, joined with dots, if
 fields are inline in JSON but in a separate message in protobuf, and if a list is wrapped in a message.
 
-Source: the messages of Kubernetes 1.36 (package, message, field: number and type), and ``generated.proto`` of k8s.io/api 1.37 for the
-types and fields that are new in 1.37. Fields of 1.37 that have no number there are never sent in protobuf.
+Source: the messages of Kubernetes 1.36 (package, message, field: number and type), and ``generated.proto`` of k8s.io/api 1.37 for
+PodGroup. Fields that are new in 1.37 have their number in ``resourceapi/fields.toml`` of the framework.
 """
 
 from __future__ import annotations
@@ -16,16 +16,6 @@ from typing import Any
 Schema = Mapping[str, Any]
 Messages = Mapping[str, Mapping[str, Mapping[str, tuple[int, str]]]]
 _PACKAGES = ("k8s.io.api.", "k8s.io.apimachinery.pkg.", "k8s.io.apiextensions_apiserver.pkg.apis.")
-_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-_NEWER_FIELDS: Mapping[str, Mapping[str, int]] = {
-    "ResourceSliceSpec": {"partitionTypeAttribute": 9, "skipNodeOperations": 10},
-    "DeviceRequestAllocationResult": {"skipNodeOperations": 11},
-    "Device": {"nodeAllocatableResources": 14},
-    "BasicDevice": {"nodeAllocatableResources": 14},
-    "NodeAllocatableMapping": {"capacityKey": 1, "capacityMultiplier": 2, "deviceMultiplier": 3},
-    "NodeAllocatableOverhead": {"perPod": 1, "perContainer": 2},
-    "NodeAllocatableResource": {"mapping": 3, "overhead": 4},
-}
 _TAINT_RULE = ("DeviceTaintRule", "DeviceTaintRuleSpec", "DeviceTaintRuleStatus", "DeviceTaintSelector")
 # Types of scheduling.k8s.io/v1beta1. The numbers of the fields are 1, 2, 3 and so on.
 _POD_GROUP_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -89,11 +79,9 @@ def _paths(
 
 def _newer(name: str) -> Iterator[tuple[str, str]]:
     """Yields the numbers of fields that are new in 1.37."""
-    group, version, short = name.rsplit(".", 2)
-    if group == "resource" and version in _DRA_VERSIONS:
-        yield from ((field, str(number)) for field, number in _NEWER_FIELDS.get(short, {}).items())
-    elif name.startswith("scheduling.v1beta1."):
-        yield from ((field, str(i)) for i, field in enumerate(_POD_GROUP_FIELDS.get(short, ()), 1))
+    if name.startswith("scheduling.v1beta1."):
+        fields = _POD_GROUP_FIELDS.get(name.rpartition(".")[2], ())
+        yield from ((field, str(i)) for i, field in enumerate(fields, 1))
 
 
 def with_newer_messages(messages: Messages) -> Messages:

@@ -4,7 +4,7 @@
 
 The schemas are the OpenAPI v3 schemas of a server, with short names. kubectl's Go types add ``go`` to a field: ``p`` for a pointer and
 ``a`` for a field that is written even if it is empty. The protobuf messages add ``wire``: see ``protobuf_numbers``. The modules
-``types_newer_fields`` and ``types_pod_groups`` contain the types that these sources lack.
+``types_newer_fields`` and ``types_pod_groups`` contain the kinds that these sources lack.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS, SLICES
 from dra_tools import encoded_objects
 from dra_tools.encoded_objects import ObjectDecoder
+from dra_tools.snapshot import Snapshot
+from dra_tools.unevaluated.objects import all_not_evaluated
 
 META = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1", "managedFields": [{"manager": "m"}]}
 POD = {
@@ -81,6 +83,14 @@ def test_a_device_is_decoded_with_only_the_requested_attributes_and_all_other_fi
     obj = {"metadata": META, "spec": {"driver": "d", "devices": [device]}}
     [found] = decode_object(SLICES, obj, frozenset({"a"}))["spec"]["devices"]
     assert found == device | {"attributes": {"a": {"int": 1}}}
+
+
+def test_a_field_of_a_later_release_is_kept_and_named() -> None:
+    device = {"name": "d", "attributes": {"a": {"int": 1}}, "later": 1}
+    spec = {"driver": "d", "pool": {"name": "p", "resourceSliceCount": 1}, "devices": [device], "laterToo": True}
+    found = decode_object(SLICES, {"metadata": META, "spec": spec}, frozenset({"b"}))
+    [part] = all_not_evaluated(Snapshot.by_plural({SLICES.plural: [found]}, live=True))
+    assert "spec.devices[0].later, which is not known here" in part.why and "spec.laterToo" in part.why
 
 
 @pytest.mark.parametrize("spec", [{"containers": "none"}, {}, {"containers": [{"name": "\ud800"}]}])

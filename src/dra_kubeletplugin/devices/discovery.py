@@ -18,7 +18,6 @@ from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import definition_place, reading_result
 from ..errors import DraError, describe, printable
 from ..host.events import kernel_events
-from ..resourceapi.gated_fields import Gate
 from ..resourceapi.pools import Pool
 from .inventory import Inventory
 from .pool_state import Held
@@ -102,7 +101,7 @@ class DeviceDiscovery:
         """Requests a call, because devices may have changed. Safe from any thread."""
         self._wakeup.request()
 
-    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+    async def set_gates_off(self, off: frozenset[str]) -> None:
         """Sets ``Driver.gates_off`` to the gates that the API server has off. The driver may then return other pools.
 
         If the driver has ``pools``, waits for the result of a new call, so that the first slices already fit the gates. It waits at most

@@ -23,7 +23,6 @@ from ..base.telemetry.logs import log_sample
 from ..base.text import join_names, names_by_reason, natural
 from ..driver import Health, Role
 from ..errors import DriverError, printable
-from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
@@ -74,7 +73,7 @@ class Inventory:
         self.slice_size = slice_size
         self.health_timeout = policy.timeout
         self.result_timeout = result_timeout
-        self.gates_off: frozenset[Gate] = frozenset()
+        self.gates_off: frozenset[str] = frozenset()
         """Feature gates that the API server has off. Devices that depend on them are published without some fields, or not at all."""
         self.known = False  # whether the driver has returned its devices at least once
         self.version = 0  # increases with every change of :meth:`contents`
@@ -140,7 +139,7 @@ class Inventory:
     async def _apply(
         self,
         states: Mapping[str, PoolState],
-        off: frozenset[Gate],
+        off: frozenset[str],
         *,
         published: bool = True,
         from_driver: bool = False,
@@ -214,7 +213,7 @@ class Inventory:
             await self._apply(states, self.gates_off)
         return True
 
-    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+    async def set_gates_off(self, off: frozenset[str]) -> None:
         """Sets the gates that the API server has off."""
         async with self._change:
             if off != self.gates_off:
@@ -292,7 +291,7 @@ class Inventory:
         """Returns the pools that should be published. Their ``devices`` are without the devices in :attr:`rejected`."""
         return [s for s in self._states.values() if not (s.fault or s.gate_fault) and s.name not in self.taken]
 
-    def samples(self) -> dict[frozenset[Gate], ReadOnlyJSON]:
+    def samples(self) -> dict[frozenset[str], ReadOnlyJSON]:
         """Returns one device, with all its fields, for each set of feature gates that devices depend on, even if the gates are off."""
         return {gates: device for s in self._states.values() for gates, device in s.samples.items()}
 
@@ -306,7 +305,7 @@ class Inventory:
         for state in self.contents():
             for name, fields in state.removed_fields.items():
                 found.setdefault(tuple(fields), []).append(self.shown(state.name, name))
-        gates = ", ".join(sorted(g.value for g in self.gates_off))
+        gates = ", ".join(sorted(self.gates_off))
         return [
             f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
             for fields, names in found.items()

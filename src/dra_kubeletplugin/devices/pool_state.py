@@ -19,7 +19,7 @@ import msgspec
 from ..base.json_types import ReadOnlyJSON
 from ..base.telemetry.logs import log_sample
 from ..errors import DraError, printable
-from ..resourceapi.gated_fields import Gate, options_without, removed_fields, without
+from ..resourceapi.gated_fields import Gate, is_off, options_without, pool_row, removed_fields, without
 from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import CounterSet, Device, Taint
@@ -102,7 +102,7 @@ class PoolState:
     gate_fault: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict)
     removed_fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    samples: Mapping[frozenset[Gate], ReadOnlyJSON] = field(default_factory=dict)
+    samples: Mapping[frozenset[str], ReadOnlyJSON] = field(default_factory=dict)
 
     def find(self, name: str) -> DeviceEntry | None:
         return self.present.get(name) or self.gone.get(name)
@@ -203,7 +203,7 @@ def _read_record(name: str, described: ReadOnlyJSON) -> tuple[DeviceEntry, dict[
     return entry, {s["name"]: counter_set_entry(s) for s in described.get("counterSets") or ()}
 
 
-def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], node: str) -> PoolState:
+def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], node: str) -> PoolState:
     """Returns the pool's state with the published form.
 
     Args:
@@ -214,13 +214,12 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[Gate], 
     options = options_without(state.options, off, of_this_node=state.nodes.where is Where.THIS)
     gate_fault = options if isinstance(options, str) else ""
     if state.per_device and Gate.PARTITIONS in off:
-        gate = Gate.PARTITIONS.value
-        gate_fault = f"the API server's feature gate {gate} is off, and each device of the pool selects its own nodes"
+        gate_fault = f"{is_off(Gate.PARTITIONS)}, and {pool_row('perDeviceNodeSelection').refuse}"
     rejected = dict(state.unnamed)
     rejected |= {f"counter set {printable(n)}": s.fault for n, s in state.sets.items() if s.fault}
     devices: list[DeviceEntry] = []
     removed: dict[str, Sequence[str]] = {}
-    samples: dict[frozenset[Gate], ReadOnlyJSON] = {}
+    samples: dict[frozenset[str], ReadOnlyJSON] = {}
     for entry in (*state.present.values(), *state.gone.values()):
         name = entry.name
         if fault := _fault_of(entry, state, seek=len(rejected) < _MAX_HINTS):

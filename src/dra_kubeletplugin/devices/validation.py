@@ -18,7 +18,7 @@ from ..base.text import did_you_mean
 from ..driver.diagnostics.author_errors import missing_await_hint, replacement_message
 from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.decoding import read_device
-from ..resourceapi.gated_fields import Gate, gates_of
+from ..resourceapi.gated_fields import gates_of
 from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import CounterSet, Device, Taint, counter_set_faults, device_faults
@@ -49,7 +49,7 @@ class DeviceEntry:
     fault: str = ""
     consumed: int = 0
     device_limit: int = 0
-    gates: frozenset[Gate] = frozenset()
+    gates: frozenset[str] = frozenset()
 
     @property
     def json(self) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from ..base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from ..errors import DriverError
 from ..host import Host
 from ..host.events import SUBSYSTEMS
-from ..resourceapi.gated_fields import Gate
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Attribute, Device, Taint
 from .bound import BoundClaim
@@ -115,7 +114,7 @@ class Driver:
     settings: Settings
     log: logging.Logger
     role: Role = Role.NODE
-    gates_off: frozenset[Gate] = frozenset()
+    gates_off: frozenset[str] = frozenset()
     _look_again: Callable[[], None] = staticmethod(_do_nothing)
     _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
 

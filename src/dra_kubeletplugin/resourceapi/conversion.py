@@ -12,18 +12,10 @@ from typing import Any
 
 import msgspec
 
+from .fields import rows
+
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # preferred first
-_EXACTLY = (
-    "deviceClassName",
-    "selectors",
-    "allocationMode",
-    "count",
-    "adminAccess",
-    "tolerations",
-    "capacity",
-    "derivedAttributes",
-)
 
 
 def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -81,8 +73,8 @@ def _requests(spec: dict[str, Any] | None, *, wrap: bool) -> None:
 
 
 def _wrapped(request: dict[str, Any]) -> dict[str, Any]:
-    exactly = {k: request[k] for k in _EXACTLY if k in request}
-    rest = {k: v for k, v in request.items() if k not in _EXACTLY}
+    exactly = {k: request[k] for k in rows("ExactDeviceRequest") if k in request}
+    rest = {k: v for k, v in request.items() if k not in exactly}
     if any(v not in ("", 0, None, []) for v in exactly.values()):
         name = {"name": rest.pop("name")} if "name" in rest else {}
         return {**name, "exactly": exactly, **rest}

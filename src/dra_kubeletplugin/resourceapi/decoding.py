@@ -13,7 +13,7 @@ from .amounts import Capacity, NodeResource
 from .nodes import Nodes
 from .pools import Pool
 from .quantity import Quantity
-from .types import CounterSet, Device, Taint, attribute_value
+from .types import CounterSet, Device, Taint, attribute_value, simple_fields
 
 
 def read_device(raw: ReadOnlyJSON) -> Device:
@@ -45,11 +45,13 @@ def read_device(raw: ReadOnlyJSON) -> Device:
         "node_resources": {
             str(name): _node_resource(r) for name, r in (raw.get("nodeAllocatableResources") or {}).items()
         },
-        "allow_multiple_allocations": bool(raw.get("allowMultipleAllocations")),
-        "binding_conditions": [str(c) for c in raw.get("bindingConditions") or ()] or (),
-        "binding_failure_conditions": [str(c) for c in raw.get("bindingFailureConditions") or ()] or (),
-        "binds_to_node": bool(raw.get("bindsToNode")),
     }
+    for attribute, (name, kind) in simple_fields().items():
+        value = raw.get(name)
+        if kind == "[]string":
+            fields[attribute] = [str(item) for item in value or ()] or ()
+        else:
+            fields[attribute] = bool(value) if kind == "bool" else str(value or "")
     for name, value in fields.items():
         object.__setattr__(device, name, value)
     device.json()  # raises now instead of at a later use

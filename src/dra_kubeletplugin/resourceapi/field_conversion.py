@@ -19,6 +19,7 @@ _SHOWN = 200  # bytes of a version's fault
 ZERO = {"value": "0"}
 COUNTERS = {"counter": ZERO}
 OVERHEAD = {"overhead": {"perPod": "0"}}
+SIMPLE_TYPES = frozenset({"bool", "string", "[]string"})
 MAPPINGS = {
     "attributes": "names to values, {'model': 'x1'}",
     "counters": "counters to their amounts, {'memory': '10Gi'}",
@@ -100,6 +101,16 @@ class FieldConversion:
         faults = [f"{where} has {w}: use a list of {kind.__name__}" for item in value if (w := wrong(item))]
         self.faults += faults
         return placeholder if faults else list(value)
+
+    def simple(self, where: str, value: object, kind: str) -> Any:
+        """Returns a value whose type is one of :data:`SIMPLE_TYPES`."""
+        if kind == "[]string":
+            return self.items(where, value, str)
+        if kind == "bool":
+            return bool(value)
+        if value and (wrong := not_text(value)):
+            self.faults.append(f"{where} is {wrong}")
+        return value if isinstance(value, str) else ""
 
     def nodes(self, nodes: object) -> Mapping[str, Any]:
         if not isinstance(nodes, Nodes):

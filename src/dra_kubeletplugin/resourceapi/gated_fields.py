@@ -1,4 +1,4 @@
-"""Decides how a device is published if the API server drops one of its fields: one table, by field.
+"""Decides how a device is published if the API server drops one of its fields, by the rows of :mod:`.fields`.
 
 A server silently drops a field if its feature gate is off or its version does not know the field. The safe reaction
 differs. A partition without its counters would be allocated together with overlapping partitions, so it must not be
@@ -7,20 +7,21 @@ published. A shareable device without its policy is a device for one claim, so i
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
-from .nodes import NODE_FIELDS
+from .fields import FieldRow, fields_of, on_since
 
-_LISTS = ("ints", "bools", "strings", "versions")
-_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
+_DEVICE = "spec.devices[]."
 
 
-class Gate(Enum):
-    """A feature gate of the API server that fields of devices depend on. The value is its name in Kubernetes."""
+class Gate(StrEnum):
+    """A feature gate of the API server that fields of devices depend on. It equals its name in Kubernetes."""
 
     PARTITIONS = "DRAPartitionableDevices"
     """Counters (KEP-4815), and the nodes of each device."""
@@ -42,163 +43,108 @@ class Gate(Enum):
     """Devices that no plugin needs to prepare (KEP-5945)."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row of the table: the fields that depend on a gate, and the reaction if it is off.
+@dataclass
+class _Node:
+    """A step of the paths to fields with a gate: the row of the field at this step, if it has a gate, and the next steps."""
 
-    Args:
-        uses: whether a device has such a field.
-        without: returns the device as it may be published, or why it must not be published.
-    """
-
-    gate: Gate
-    paths: str  # of the dropped fields, as a regular expression
-    uses: Callable[[ReadOnlyJSON], bool]
-    without: Callable[[ReadOnlyJSON], ReadOnlyJSON | str]
+    row: FieldRow | None = None
+    steps: dict[str, _Node] = field(default_factory=dict)
 
 
-def _drop(device: ReadOnlyJSON, *fields: str) -> ReadOnlyJSON:
-    return {k: v for k, v in device.items() if k not in fields}
+@functools.cache
+def _paths() -> _Node:
+    """Returns the paths of a device's fields with a gate. ``*`` is each key."""
+    root = _Node()
+    for found in fields_of("ResourceSlice"):
+        if found.row.gate and found.path.startswith(_DEVICE):
+            node = root
+            for step in found.path.removeprefix(_DEVICE).replace("[]", "").split("."):
+                node = node.steps.setdefault(step, _Node())
+            node.row = found.row
+    return root
+    # Ranges with fractions (DRAFractionalCapacityRange) have no row, because no field is dropped. A scheduler without the
+    # gate rounds requests up to whole numbers: it may allocate too much, but never the same amount twice.
 
 
-def _without_taints(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
-    blocking = [t["key"] for t in device["taints"] if t.get("effect") in _BLOCKING_EFFECTS]
-    if blocking:
-        return f"its taint {blocking[0]} would have no effect"
-    return _drop(device, "taints")
+def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
+    """Yields each field with a gate that is set, and its value."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _used(item, node)
+    elif isinstance(value, Mapping):
+        for name, step in node.steps.items():
+            for inner in value.values() if name == "*" else (value[name],) if name in value else ():
+                if step.row is not None and inner not in (None, [], {}, ""):
+                    yield step.row, inner
+                if step.steps:
+                    yield from _used(inner, step)
 
 
-def _uses_sharing(device: ReadOnlyJSON) -> bool:
-    return "allowMultipleAllocations" in device or any(
-        "requestPolicy" in c for c in (device.get("capacity") or {}).values()
-    )
-
-
-def _without_sharing(device: ReadOnlyJSON) -> ReadOnlyJSON:
-    out = _drop(device, "allowMultipleAllocations", "capacity")
-    if capacity := device.get("capacity"):
-        out = {**out, "capacity": {k: _drop(v, "requestPolicy") for k, v in capacity.items()}}
+def _without(value: Any, node: _Node, off: Collection[str]) -> Any:
+    """Returns a copy without the fields whose gate is off. An object that loses its only field is left out too."""
+    if isinstance(value, list):
+        return [_without(item, node, off) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    out = {}
+    for name, inner in value.items():
+        step = node.steps.get(name) or node.steps.get("*")
+        if step is None:
+            out[name] = inner
+        elif step.row is None or step.row.gate not in off:
+            kept = _without(inner, step, off) if step.steps else inner
+            if kept or not inner:
+                out[name] = kept
     return out
 
 
-def _without_lists(device: ReadOnlyJSON) -> ReadOnlyJSON:
-    return {**device, "attributes": {k: v for k, v in device["attributes"].items() if not any(x in v for x in _LISTS)}}
-
-
-def _incompatible(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
-    return "it would be allocated together with incompatible devices of the same hardware"
-
-
-def _has_groups(device: ReadOnlyJSON) -> bool:
-    return any(c.get("compatibilityGroups") for c in device.get("consumesCounters") or ())
-
-
-_NODE_RESOURCES = ("nodeAllocatableResources", "nodeAllocatableResourceMappings")
-
-
-def _without_node_resources(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
-    mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
-    if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
-        return (
-            f"the node's {mapped[0]} would be allocated twice: once with the devices, and once for the requests of pods"
-        )
-    # The overhead of pods is then not counted, as with drivers that do not publish it.
-    return _drop(device, *_NODE_RESOURCES)
-
-
-def _without_binding(device: ReadOnlyJSON) -> ReadOnlyJSON | str:
-    if device.get("bindingConditions"):
-        return "pods would start before its binding conditions are true"
-    return _drop(device, "bindsToNode")
-
-
-_TABLE = (
-    _Row(
-        Gate.PARTITIONS,
-        r"spec\.(sharedCounters|perDeviceNodeSelection|devices\[\]\.(consumesCounters|nodeName|nodeSelector|allNodes))",
-        lambda d: "consumesCounters" in d or any(f in d for f in NODE_FIELDS),
-        lambda d: (
-            "without counters it would be allocated together with overlapping devices of the same hardware"
-            if "consumesCounters" in d
-            else "the server cannot store its nodes"
-        ),
-    ),
-    _Row(Gate.TAINTS, r"spec\.devices\[\]\.taints", lambda d: bool(d.get("taints")), _without_taints),
-    _Row(
-        Gate.SHARING,
-        r"spec\.devices\[\]\.(allowMultipleAllocations|capacity\..*\.requestPolicy)",
-        _uses_sharing,
-        _without_sharing,
-    ),
-    _Row(
-        Gate.BINDING,
-        r"spec\.devices\[\]\.(bindingConditions|bindingFailureConditions|bindsToNode)",
-        lambda d: any(f in d for f in ("bindingConditions", "bindingFailureConditions", "bindsToNode")),
-        _without_binding,
-    ),
-    _Row(
-        Gate.LISTS,
-        rf"spec\.devices\[\]\.attributes\..*\.({'|'.join(_LISTS)})",
-        lambda d: any(x in a for a in (d.get("attributes") or {}).values() for x in _LISTS),
-        _without_lists,
-    ),
-    _Row(
-        Gate.COMPATIBILITY, r"spec\.devices\[\]\.consumesCounters\[\]\.compatibilityGroups", _has_groups, _incompatible
-    ),
-    _Row(
-        Gate.NODE_RESOURCES,
-        rf"spec\.devices\[\]\.({'|'.join(_NODE_RESOURCES)})",
-        lambda d: any(d.get(f) for f in _NODE_RESOURCES),
-        _without_node_resources,
-    ),
-)
-# Ranges with fractions (DRAFractionalCapacityRange) have no row, because no field is dropped. A scheduler without the
-# gate rounds requests up to whole numbers: it may allocate too much, but never the same amount twice.
-
-_OPTIONS = {"partitionTypeAttribute": Gate.PARTITION_TYPES, "skipNodeOperations": Gate.NODE_OPERATIONS}
-
-
-_PLAIN = frozenset({"name", "attributes", "capacity"})
-_LIST_KINDS = frozenset(_LISTS)
-_NONE: frozenset[Gate] = frozenset()
-_ONLY_LISTS = frozenset({Gate.LISTS})
-
-
-def gates_of(device: ReadOnlyJSON) -> frozenset[Gate]:
+def gates_of(device: ReadOnlyJSON) -> frozenset[str]:
     """Returns the gates that a device, in its JSON form, depends on."""
-    # The fast path: nearly all devices have only these fields, and then only list attributes depend on a gate.
-    if _PLAIN.issuperset(device) and "capacity" not in device:
-        return _NONE if all(map(_LIST_KINDS.isdisjoint, (device.get("attributes") or {}).values())) else _ONLY_LISTS
-    return frozenset(row.gate for row in _TABLE if row.uses(device))
+    return frozenset(row.gate for row, _ in _used(device, _paths()))
 
 
-def gate_of(path: str) -> Gate | None:
-    """Returns the gate that is off if the field at ``path`` was dropped, or None for other fields.
+@functools.cache
+def _patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+    gated = (found for found in fields_of("ResourceSlice") if found.row.gate)
+    return tuple((re.compile(re.escape(f.path).replace(r"\*", ".*")), f.row.gate) for f in gated)
+
+
+def gate_of(path: str) -> str:
+    """Returns the gate that is off if the field at ``path`` was dropped; empty for other fields.
 
     Args:
         path: within a slice, with empty brackets instead of indices.
     """
-    if path.startswith("spec.") and path[5:] in _OPTIONS:
-        return _OPTIONS[path[5:]]
-    return next((row.gate for row in _TABLE if re.fullmatch(row.paths, path)), None)
+    return next((gate for pattern, gate in _patterns() if pattern.fullmatch(path)), "")
 
 
-def gates_of_options(options: ReadOnlyJSON) -> frozenset[Gate]:
+def slice_gates() -> tuple[str, ...]:
+    """Returns the gates that fields of slices depend on."""
+    return tuple(dict.fromkeys(gate for _, gate in _patterns()))
+
+
+def pool_row(name: str) -> FieldRow:
+    """Returns the row of a field that applies to all devices of a pool."""
+    return next(found.row for found in fields_of("ResourceSlice") if found.path == f"spec.{name}")
+
+
+def gates_of_options(options: ReadOnlyJSON) -> frozenset[str]:
     """Returns the gates that a pool's options for all its devices depend on."""
-    return frozenset(_OPTIONS[name] for name in options)
+    return frozenset(pool_row(name).gate for name in options)
 
 
-def options_without(options: ReadOnlyJSON, off: Collection[Gate], *, of_this_node: bool) -> ReadOnlyJSON | str:
+def options_without(options: ReadOnlyJSON, off: Collection[str], *, of_this_node: bool) -> ReadOnlyJSON | str:
     """Returns a pool's options as they are published while the gates ``off`` are off, or why the pool must not be
     published.
 
     With the gate DRAOptionalNodeOperations off, the kubelet waits for a plugin to prepare the devices. A pool of this node
     has such a plugin. Other pools may have none, so they must not be published.
     """
-    if "skipNodeOperations" in options and Gate.NODE_OPERATIONS in off and not of_this_node:
-        gate = Gate.NODE_OPERATIONS.value
-        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare the pool's devices"
-    return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
+    dropped = {name: row for name in options if (row := pool_row(name)).gate in off}
+    for row in dropped.values():
+        if row.refuse_remote and not of_this_node:
+            return f"{is_off(row.gate)}, and {row.refuse_remote}"
+    return {name: value for name, value in options.items() if name not in dropped}
 
 
 def removed_fields(device: ReadOnlyJSON, published: ReadOnlyJSON) -> list[str]:
@@ -209,12 +155,19 @@ def removed_fields(device: ReadOnlyJSON, published: ReadOnlyJSON) -> list[str]:
     return removed + [f for f in device if f not in published and f != "attributes"]
 
 
-def without(device: ReadOnlyJSON, off: Collection[Gate]) -> ReadOnlyJSON | str:
+def without(device: ReadOnlyJSON, off: Collection[str]) -> ReadOnlyJSON | str:
     """Returns a device as it is published while the gates ``off`` are off, or why it must not be published."""
-    for row in _TABLE:
-        if row.gate in off and row.uses(device):
-            found = row.without(device)
-            if isinstance(found, str):
-                return f"the API server's feature gate {row.gate.value} is off, and {found}"
-            device = found
-    return device
+    for row, value in _used(device, _paths()):
+        if row.gate in off and row.refuse:
+            for item in value if isinstance(value, list) else [value]:
+                if not row.harmless or any(item.get(name) != value for name, value in row.harmless.items()):
+                    reason = row.refuse.format_map(item) if isinstance(item, Mapping) else row.refuse
+                    return f"{is_off(row.gate)}, and {reason}"
+    published: ReadOnlyJSON = _without(device, _paths(), off)
+    return published
+
+
+def is_off(gate: str) -> str:
+    """Returns the clause that a gate is off, with the release in which it is on by default."""
+    since = on_since(gate)
+    return f"the API server's feature gate {gate}{f' (on by default since Kubernetes {since})' if since else ''} is off"

@@ -6,6 +6,8 @@ returned its list: an invalid value is then a fault of its device only, see :met
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from .field_conversion import (
     COUNTERS,
     MAPPINGS,
     OVERHEAD,
+    SIMPLE_TYPES,
     ZERO,
     Attribute,
     FieldConversion,
@@ -30,32 +33,13 @@ from .field_conversion import (
     node_resource,
     not_text,
 )
+from .fields import rows
 from .nodes import NODE_FIELDS, Nodes
 from .validation import names, slices
 from .validation.common import is_attribute_name
 from .validation.field_errors import FieldError
 
 __all__ = ["Attribute", "CounterSet", "Device", "Taint", "attribute_json", "attribute_value", "device_faults"]
-
-_CAMEL = {
-    "binding_conditions": "bindingConditions",
-    "binding_failure_conditions": "bindingFailureConditions",
-    "binds_to_node": "bindsToNode",
-    "allow_multiple_allocations": "allowMultipleAllocations",
-}
-
-_KNOWN = frozenset(
-    {
-        "name",
-        "attributes",
-        "capacity",
-        "taints",
-        "consumesCounters",
-        "nodeAllocatableResources",
-        *_CAMEL.values(),
-        *NODE_FIELDS,
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +141,9 @@ class Device:
         out |= {name: value for name, value in mappings.items() if value}
         if taints := fields.items("taints", self.taints, Taint, _not_taint):
             out["taints"] = [t.json() for t in taints]
-        for name in ("binding_conditions", "binding_failure_conditions"):
-            if conditions := fields.items(name, getattr(self, name), str):
-                out[_CAMEL[name]] = conditions
-        out |= {_CAMEL[f]: True for f in ("binds_to_node", "allow_multiple_allocations") if getattr(self, f)}
+        for attribute_name, (name, kind) in simple_fields().items():
+            if value := fields.simple(attribute_name, getattr(self, attribute_name), kind):
+                out[name] = value
         if self.nodes is not None:
             out |= fields.nodes(self.nodes)
         if self.extra:
@@ -187,6 +170,19 @@ class Device:
         return device_faults(built)
 
 
+@functools.cache
+def simple_fields() -> Mapping[str, tuple[str, str]]:
+    """Returns the attributes of Device that have the same form in JSON, each with its name there and its type."""
+    known = rows("Device")
+    by_name = {camel_case(f.name): f.name for f in dataclasses.fields(Device) if f.name != "name"}
+    return {by_name[n]: (n, row.type) for n, row in known.items() if n in by_name and row.type in SIMPLE_TYPES}
+
+
+def camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.title, others))
+
+
 def _not_taint(item: object) -> str:
     """Returns why a list of taints cannot contain ``item``; empty if it can."""
     if not isinstance(item, Taint):
@@ -202,13 +198,20 @@ def _has_names(value: object) -> bool:
     return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
+def _own_fields() -> frozenset[str]:
+    """Returns the fields in JSON that Device writes itself."""
+    return frozenset(
+        {"nodeAllocatableResources", *NODE_FIELDS, *(camel_case(f.name) for f in dataclasses.fields(Device))}
+    )
+
+
 def _extra_faults(extra: Any) -> list[str]:
     """Returns why the API server could not decode these fields, which would make it reject the whole slice."""
     if not isinstance(extra, Mapping):
         return [f"extra is {kind_of(extra)}: use a mapping of {MAPPINGS['extra']}"]
     try:
         fields = dict(extra)
-        if known := sorted(_KNOWN.intersection(fields)):
+        if known := sorted(_own_fields().intersection(fields)):
             return [f"extra: {known[0]} is a field of Device: set it there"]
         if not _has_names(fields):
             return ["extra: the name of a field is not text"]

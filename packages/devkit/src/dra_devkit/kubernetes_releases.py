@@ -1,8 +1,8 @@
-"""The table of Kubernetes releases: feature gates with their stage, versions of resource.k8s.io, and the behavior of the
-allocator and the kubelet.
+"""A Kubernetes release with its feature gates, and the behavior of its allocator and kubelet.
 
-Every component that imitates a release reads it. Source: release notes, feature gate tables, the KEPs that rows name,
-and kubernetes/kubernetes#140212, #140274, #140527 for the kubelet's bug fixes in 1.37.
+Every component that imitates a release reads it. Releases, gates, versions and fields come from the framework's table
+(``resourceapi/fields.toml``). Source of the behavior: release notes, the pull requests that attributes name, and
+kubernetes/kubernetes#140212, #140274, #140527 for the kubelet's bug fixes in 1.37.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.resourceapi.fields import latest, on_since, table
 
-RELEASES = ("1.34", "1.35", "1.36", "1.37")
+_TABLE = table()
+RELEASES = tuple(_TABLE.releases)
 DEFAULT = "1.36"
 VARIABLE = "DRA_KUBERNETES_VERSION"
 """The environment variable with the default release of a local cluster."""
@@ -26,11 +28,11 @@ GATES_VARIABLE = "DRA_FEATURE_GATES"
 class Stage(Enum):
     """The stage of a feature gate in a release."""
 
-    ABSENT = "-"
-    ALPHA = "a"
-    BETA_OFF = "b"
-    BETA = "B"
-    STABLE = "GA"
+    ABSENT = ""
+    ALPHA = "alpha"
+    BETA_OFF = "beta, off"
+    BETA = "beta"
+    STABLE = "stable"
 
     @property
     def on(self) -> bool:
@@ -38,65 +40,26 @@ class Stage(Enum):
         return self in {Stage.BETA, Stage.STABLE}
 
 
-_TABLE = """
-    gate                                         1.34 1.35 1.36 1.37
-    DRAPrioritizedList                           B    B    GA   GA     KEP-4816
-    DRAAdminAccess                               B    B    GA   GA     KEP-5018
-    DRAResourceClaimDeviceStatus                 B    B    B    GA     KEP-4817
-    DRAResourceClaimGranularStatusAuthorization  -    -    B    B
-    DRAExtendedResource                          a    a    B    GA     KEP-5004
-    DRADeviceTaints                              a    a    B    GA     KEP-5055
-    DRADeviceTaintRules                          -    a    b    GA     KEP-5055
-    DRAPartitionableDevices                      a    a    B    B      KEP-4815
-    DRAConsumableCapacity                        a    a    B    B      KEP-5075
-    DRADeviceBindingConditions                   a    a    B    B      KEP-5007
-    DRASchedulerFilterTimeout                    B    B    B    B      KEP-4381
-    DRAListTypeAttributes                        -    -    a    a      KEP-5491
-    DRANodeAllocatableResources                  -    -    a    a      KEP-5517
-    DRAResourcePoolStatus                        -    -    a    a      KEP-5677
-    DRAPartitionableDevicesType                  -    -    -    a      KEP-5677
-    GenericWorkload                              -    a    a    b      KEP-4671
-    DRAWorkloadResourceClaims                    -    -    a    b      KEP-5729
-    DRAOptionalNodeOperations                    -    -    -    a      KEP-5945
-    DRADerivedAttributes                         -    -    -    a      KEP-6080
-    DRADeviceCompatibilityGroups                 -    -    -    a      KEP-5963
-    DRAFractionalCapacityRange                   -    -    -    B      KEP-5075
-    ResourceHealthStatus                         a    a    B    B      KEP-4680
-"""
-_ROWS = {row[0]: tuple(map(Stage, row[1 : len(RELEASES) + 1])) for row in map(str.split, _TABLE.split("\n")[2:-1])}
-
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "DRADeviceTaintRules": ("DRADeviceTaints",),
-    "DRADeviceBindingConditions": ("DRAResourceClaimDeviceStatus",),
-    "DRADeviceCompatibilityGroups": ("DRAPartitionableDevices",),
-    "DRAPartitionableDevicesType": ("DRAPartitionableDevices",),
-    "DRAFractionalCapacityRange": ("DRAConsumableCapacity",),
-    "DRAWorkloadResourceClaims": ("GenericWorkload",),
-}
+NEEDS: Mapping[str, tuple[str, ...]] = {name: row.needs for name, row in _TABLE.gates.items()}
 """The gates that a gate requires; without them it has no effect."""
-
-NOT_IMPLEMENTED: Mapping[str, str] = {
-    "DRANodeAllocatableResources": "its scheduler ignores the cpu and memory that devices use on a node",
-    "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
-    "DRADerivedAttributes": "its allocator evaluates selectors only",
-}
+NOT_IMPLEMENTED: Mapping[str, str] = {name: row.not_local for name, row in _TABLE.gates.items() if row.not_local}
 """Gates that the local cluster does not implement, and why. Enabling one is an error."""
 _DIFFERENT_IN_RELEASE: Mapping[tuple[str, str], str] = {
     ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; in 1.35 they are part of Workloads"
 }
 """Gates that the local cluster implements, but differently from this release."""
 
-_VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.1", "1.36": "v1.36.2", "1.37": "v1.37.0"}
 _STABLE_VERSION = "v1"
-API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, preferred first
-_POD_GROUPS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
-POD_GROUP_VERSIONS = ("v1beta1", "v1alpha2")  # of scheduling.k8s.io, preferred first
-_TAINT_RULES: Mapping[str, tuple[str, ...]] = {
-    "1.34": ("v1alpha3",),
-    "1.35": ("v1alpha3",),
-    "1.36": ("v1beta2", "v1alpha3"),
-    "1.37": ("v1", "v1beta2", "v1alpha3"),
-}
+
+
+def _all_versions(*kinds: str) -> tuple[str, ...]:
+    """Returns the versions of kinds in all releases, preferred first."""
+    newest_first = (version for kind in kinds for served in reversed(_TABLE.kinds[kind].values()) for version in served)
+    return tuple(dict.fromkeys(newest_first))
+
+
+API_VERSIONS = _all_versions("ResourceSlice", "DeviceTaintRule")  # of resource.k8s.io, preferred first
+POD_GROUP_VERSIONS = _all_versions("PodGroup")  # of scheduling.k8s.io, preferred first
 
 
 @dataclass(frozen=True)
@@ -211,7 +174,7 @@ class Features:
             raise SettingsError(f"Kubernetes {release!r} is not supported: use one of {', '.join(RELEASES)}")
         gates = parse_gates(os.environ.get(GATES_VARIABLE, "") if environment else "") | dict(gates or {})
         faults: list[str] = []
-        on = {name for name in _ROWS if stage(name, release).on}
+        on = {name for name in _TABLE.gates if stage(name, release).on}
         for name, wanted in gates.items():
             if fault := _gate_fault(name, release, wanted=wanted, implemented=implemented):
                 faults.append(fault)
@@ -231,7 +194,9 @@ class Features:
 
         Raises ``KeyError`` for an unknown gate, because a misspelled one would always be off.
         """
-        return _ROWS[gate] is not None and gate in self.gates
+        if gate not in _TABLE.gates:
+            raise KeyError(gate)
+        return gate in self.gates
 
     def is_at_least(self, release: str) -> bool:
         return RELEASES.index(self.release) >= RELEASES.index(release)
@@ -239,13 +204,13 @@ class Features:
     @property
     def version(self) -> str:
         """The version with patch level, for ``/version`` and for nodes."""
-        return _VERSIONS[self.release]
+        return _TABLE.releases[self.release]
 
     def metrics(self) -> str:
         """Returns the gates in the format of an API server's metrics, ``kubernetes_feature_enabled``."""
         words = {Stage.ALPHA: "ALPHA", Stage.BETA_OFF: "BETA", Stage.BETA: "BETA", Stage.STABLE: ""}
         lines = ["# TYPE kubernetes_feature_enabled gauge"]
-        for name in sorted(_ROWS):
+        for name in sorted(_TABLE.gates):
             if (found := stage(name, self.release)) in words:
                 lines.append(
                     f'kubernetes_feature_enabled{{name="{name}",stage="{words[found]}"}} {int(name in self.gates)}'
@@ -255,7 +220,7 @@ class Features:
     @property
     def taint_rules(self) -> tuple[str, ...]:
         """The API versions of DeviceTaintRule in this release."""
-        return _TAINT_RULES[self.release]
+        return versions_of("DeviceTaintRule", self.release)
 
     @property
     def enforced_taint_rules(self) -> str:
@@ -267,7 +232,7 @@ class Features:
     @property
     def pod_groups(self) -> str:
         """The version of scheduling.k8s.io that has PodGroups; "" without PodGroups."""
-        return _POD_GROUPS.get(self.release, "") if self.has("GenericWorkload") else ""
+        return next(iter(versions_of("PodGroup", self.release)), "") if self.has("GenericWorkload") else ""
 
     @property
     def slice_fields(self) -> tuple[str, ...]:
@@ -289,12 +254,19 @@ class Features:
 
 def gates() -> tuple[str, ...]:
     """Returns the names of all known gates."""
-    return tuple(_ROWS)
+    return tuple(_TABLE.gates)
 
 
 def stage(gate: str, release: str) -> Stage:
     """Returns the stage of a gate in a release. Raises ``KeyError`` for an unknown gate."""
-    return _ROWS[gate][RELEASES.index(release)]
+    stages = _TABLE.gates[gate].stages
+    return Stage(stages.get(latest(stages, release), ""))
+
+
+def versions_of(kind: str, release: str) -> tuple[str, ...]:
+    """Returns the versions of a kind in a release, preferred first."""
+    versions = _TABLE.kinds[kind]
+    return tuple(versions.get(latest(versions, release), ()))
 
 
 def parse_gates(text: str) -> dict[str, bool]:
@@ -326,21 +298,24 @@ def gate_phrase(gate: str, release: str) -> str:
     """Returns the name of a gate with its default in a release, or with the release that added it."""
     found = stage(gate, release)
     if found is Stage.ABSENT:
-        added = next((r for r in RELEASES if stage(gate, r) is not Stage.ABSENT), "")
-        return f"{gate}, which Kubernetes {added} adds"
-    return f"{gate}, which is {'on' if found.on else 'off'} by default in {release}"
+        return f"{gate}, which Kubernetes {_added(gate)} adds"
+    later = "" if found.on or not (since := on_since(gate)) else f" and on since {since}"
+    return f"{gate}, which is {'on' if found.on else 'off'} by default in {release}{later}"
+
+
+def _added(gate: str) -> str:
+    return next(iter(_TABLE.gates[gate].stages))
 
 
 def _gate_fault(name: str, release: str, *, wanted: bool, implemented: bool) -> str:
-    if name not in _ROWS:
+    if name not in _TABLE.gates:
         import difflib  # imported here because a plugin, which also loads this module, never needs it
 
-        near = difflib.get_close_matches(name, _ROWS, 1, 0.6)
+        near = difflib.get_close_matches(name, _TABLE.gates, 1, 0.6)
         return f"feature gate {name!r} is not known: " + (f"did you mean {near[0]}?" if near else _known())
     found = stage(name, release)
     if found is Stage.ABSENT:
-        since = next((r for r in RELEASES if stage(name, r) is not Stage.ABSENT), "")
-        return f"Kubernetes {release} has no feature gate {name}: it was added in {since}" if wanted else ""
+        return f"Kubernetes {release} has no feature gate {name}: it was added in {_added(name)}" if wanted else ""
     if found is Stage.STABLE and not wanted:
         return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
     if wanted and implemented and (why := NOT_IMPLEMENTED.get(name) or _DIFFERENT_IN_RELEASE.get((name, release))):
@@ -349,7 +324,7 @@ def _gate_fault(name: str, release: str, *, wanted: bool, implemented: bool) -> 
 
 
 def _known() -> str:
-    return f"the known gates are {', '.join(_ROWS)}"
+    return f"the known gates are {', '.join(_TABLE.gates)}"
 
 
 def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:

@@ -6,7 +6,7 @@ An object that does not have the expected form is decoded with all fields, so th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from sys import intern
 from typing import Any, Required, TypedDict
@@ -106,6 +106,13 @@ class _ClaimStatus(TypedDict, total=False):
     devices: Any
 
 
+class _Slice(TypedDict):
+    """All fields of the spec are kept, so that a command can name a field of a newer release."""
+
+    metadata: Required[_Identity]
+    spec: Required[JSON]
+
+
 class _Claim(TypedDict, total=False):
     metadata: Required[_Metadata]
     spec: Any
@@ -132,9 +139,9 @@ class ObjectDecoder:
         is_rule = resource.plural == TAINT_RULES.plural  # all versions have the same fields
         self._converted = resource.group == GROUP and resource.version != "v1" and not is_rule
         shape: Any = _SHAPES.get(resource.plural, _OtherObject)
-        if resource.plural == SLICES.plural and attributes is not None:
-            shape = _slice_with(attributes)
-        self._selected = resource.plural == SLICES.plural and attributes is not None
+        self._attributes = attributes if resource.plural == SLICES.plural else None
+        if self._attributes is not None:
+            shape = _Slice
         self._decoder = msgspec.json.Decoder(shape)
         self._equal: dict[bytes, Any] = {}
 
@@ -149,7 +156,9 @@ class ObjectDecoder:
             return self._whole(item)
         try:
             obj: JSON = self._decoder.decode(item)
-        except (msgspec.DecodeError, RecursionError):
+            if self._attributes is not None:
+                _keep_attributes(obj["spec"].get("devices") or (), self._attributes)
+        except (msgspec.DecodeError, RecursionError, AttributeError, TypeError):
             return self._whole(item)
         meta = obj["metadata"]
         if not meta["name"] or not meta["uid"] or (self.resource.namespaced and not meta.get("namespace")):
@@ -183,7 +192,7 @@ class ObjectDecoder:
                 self._share_fields(allocation, "nodeSelector", "allocationTimestamp")
                 for result in (allocation.get("devices") or {}).get("results") or ():
                     self._share_fields(result, "request", "driver", "pool", "device")
-            case SLICES.plural if self._selected and spec.get("devices"):
+            case SLICES.plural if self._attributes is not None and spec.get("devices"):
                 spec["devices"] = [self._one(d) for d in spec["devices"]]
 
     def _share_fields(self, obj: JSON, *names: str) -> None:
@@ -204,30 +213,8 @@ def _is_placed(pod: JSON) -> bool:
     return phase in _PLACED and not pod["metadata"].get("deletionTimestamp")
 
 
-def _slice_with(attributes: Collection[str]) -> Any:
-    """Returns the shape of a slice whose devices have only these attributes."""
-    of_device = _shape(dict.fromkeys(attributes, Any))
-    device: Any = _shape({**dict.fromkeys(_OF_DEVICES, Any), "name": Required[str], "attributes": of_device | None})
-    spec = _shape({**dict.fromkeys(_OF_SLICES, Any), "devices": list[device] | None})
-    return _shape({"metadata": Required[_Identity], "spec": Required[spec]})
-
-
-def _shape(fields: dict[str, Any]) -> Any:
-    return TypedDict("_shape", fields, total=False)  # type: ignore[operator]
-
-
-_OF_SLICES = ("driver", "pool", "nodeName", "nodeSelector", "allNodes", "sharedCounters", "perDeviceNodeSelection")
-_OF_DEVICES = (
-    "capacity",
-    "consumesCounters",
-    "nodeName",
-    "nodeSelector",
-    "allNodes",
-    "taints",
-    "bindsToNode",
-    "bindingConditions",
-    "bindingFailureConditions",
-    "allowMultipleAllocations",
-    "nodeAllocatableResourceMappings",
-    "nodeAllocatableResources",
-)
+def _keep_attributes(devices: Sequence[JSON], names: Collection[str]) -> None:
+    """Removes the other attributes of devices."""
+    for device in devices:
+        if attributes := device.get("attributes"):
+            device["attributes"] = {name: attributes[name] for name in names if name in attributes}

@@ -24,14 +24,14 @@ class GateProbe:
         self._client = client
         self._inventory = inventory
         self._scope = scope
-        self._known: frozenset[Gate] = frozenset()
+        self._known: frozenset[str] = frozenset()
         self._version = ""
 
     def forget(self) -> None:
         """Forgets the results, because the API server may have been reconfigured."""
         self._known = frozenset()
 
-    async def find_gates_off(self, resource: Resource) -> frozenset[Gate]:
+    async def find_gates_off(self, resource: Resource) -> frozenset[str]:
         """Returns those gates that the devices depend on and that are off.
 
         If the API server rejects the probe for another reason than a gate, no gate counts as off. The response to the real slices then
@@ -53,7 +53,7 @@ class GateProbe:
 
     async def _probe_gates(
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> frozenset[Gate]:
+    ) -> frozenset[str]:
         bare = [{k: v for k, v in d.items() if k not in NODE_FIELDS} for d in samples]
         somewhere: JSON = {"nodeName": self._scope.node} if self._scope.node else {"allNodes": True}
         off = await self._gates_of_dropped_fields(resource, {**somewhere, **options}, bare)
@@ -63,7 +63,7 @@ class GateProbe:
             )
         return off
 
-    async def _gates_of_dropped_fields(self, resource: Resource, nodes: JSON, devices: list[JSON]) -> frozenset[Gate]:
+    async def _gates_of_dropped_fields(self, resource: Resource, nodes: JSON, devices: list[JSON]) -> frozenset[str]:
         named = [{**d, "name": f"probe-{i}"} for i, d in enumerate(devices)]
         pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
         obj: JSON = {

@@ -21,7 +21,7 @@ from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Reflector
 from ...kube.errors import ConflictError, ForbiddenError
-from ...resourceapi.gated_fields import Gate
+from ...resourceapi.gated_fields import slice_gates
 from ..inventory import Inventory
 from .conflict_backoff import ConflictBackoff, WriterConflict
 from .gate_probe import GateProbe
@@ -42,7 +42,7 @@ _RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0  # seconds between two attempts after failures
 
 
-async def _ignore(off: frozenset[Gate]) -> None:
+async def _ignore(off: frozenset[str]) -> None:
     pass
 
 
@@ -64,7 +64,7 @@ class Publisher:
         metrics: Metrics,
         leadership: Leadership,
         times: TaintTimes,
-        gates_off: Callable[[frozenset[Gate]], Awaitable[None]] = _ignore,
+        gates_off: Callable[[frozenset[str]], Awaitable[None]] = _ignore,
     ) -> None:
         self.client = client
         self.inventory = inventory
@@ -74,7 +74,7 @@ class Publisher:
         self.published = asyncio.Event()
         self.leads = True
         self._on_gates_off = gates_off
-        self._reported_off: frozenset[Gate] = frozenset()
+        self._reported_off: frozenset[str] = frozenset()
         self._syncer = Syncer(client, inventory, scope, metrics, times, leadership)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
@@ -277,11 +277,11 @@ class Publisher:
         self._mark_current(sync.version)
         return 0.0
 
-    async def _note_gates(self, off: frozenset[Gate]) -> None:
+    async def _note_gates(self, off: frozenset[str]) -> None:
         await self.inventory.set_gates_off(off)
         if off != self._reported_off:
             if off:
-                names = ", ".join(sorted(g.value for g in off))
+                names = ", ".join(sorted(off))
                 log.error(
                     "feature gates are off in the API server: %s; devices are published as far as that is safe", names
                 )
@@ -289,8 +289,8 @@ class Publisher:
                 log.info("all feature gates that this driver needs are on in the API server now")
             log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
-            for gate in Gate:
-                self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
+            for gate in slice_gates():
+                self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate)
             self._reported_off = off
             await self._on_gates_off(off)
 

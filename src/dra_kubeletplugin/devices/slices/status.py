@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...resourceapi.gated_fields import Gate
-
 
 @dataclass(frozen=True)
 class PoolStatus:
@@ -37,7 +35,7 @@ class PublisherStatus:
 
     pools: Sequence[PoolStatus] = ()
     rejected: Mapping[str, str] = field(default_factory=dict)
-    gates_off: frozenset[Gate] = frozenset()
+    gates_off: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     fault: str = ""
     current: bool = False

@@ -1,54 +1,22 @@
-"""The fields of resource.k8s.io that are stored, and that the allocator of this package does not evaluate: one table."""
+"""The fields of resource.k8s.io that are stored, and that the allocator of this package does not evaluate."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from dra_devkit.schemas.object_fields import fields_at
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.resourceapi.conversion import GROUP
+from dra_kubeletplugin.resourceapi.fields import ApiField, fields_of, rows
 
 
-@dataclass(frozen=True)
-class UnevaluatedField:
-    """One row of the table.
-
-    Args:
-        path: within an object of ``kind``, see :mod:`.object_fields`.
-        feature: its name in sentences, with its number in the list of Kubernetes' enhancements.
-        gate: its feature gate.
-        decides: whether the feature changes which devices a pod gets.
-    """
-
-    kind: str
-    path: str
-    feature: str
-    gate: str
-    decides: bool = True
-
-
-_DERIVED = "derived attributes (KEP-6080)"
-_NODE_RESOURCES = "node allocatable resources (KEP-5517)"
-_OF_CLAIMS = tuple(
-    UnevaluatedField(
-        "ResourceClaim", f"spec.devices.requests[].{where}.derivedAttributes", _DERIVED, "DRADerivedAttributes"
-    )
-    for where in ("exactly", "firstAvailable[]")
-)
-TABLE = (
-    *_OF_CLAIMS,
-    *(
-        UnevaluatedField("ResourceSlice", f"spec.devices[].{name}", _NODE_RESOURCES, "DRANodeAllocatableResources")
-        for name in ("nodeAllocatableResources", "nodeAllocatableResourceMappings")
-    ),
-    UnevaluatedField(
-        "ResourceSlice",
-        "spec.partitionTypeAttribute",
-        "types of partitions (KEP-5677)",
-        "DRAPartitionableDevicesType",
-        decides=False,
-    ),
-)
+@functools.cache
+def unevaluated_fields() -> tuple[tuple[str, ApiField], ...]:
+    """Returns the fields that the allocator does not evaluate, each with its kind, from the table of fields of the framework."""
+    kinds = ("ResourceClaim", "ResourceSlice")
+    return tuple((kind, field) for kind in kinds for field in fields_of(kind) if field.row.unevaluated)
 
 
 def unevaluated_features(obj: ReadOnlyJSON, *, deciding: bool = False) -> Iterator[str]:
@@ -60,9 +28,37 @@ def unevaluated_features(obj: ReadOnlyJSON, *, deciding: bool = False) -> Iterat
     kind, inner = str(obj.get("kind")), obj
     if kind == "ResourceClaimTemplate":
         kind, inner = "ResourceClaim", obj.get("spec") or {}
-    rows = [row for row in TABLE if row.kind == kind and (row.decides or not deciding)]
-    used = (row.feature for row in rows if any(parent[key] for parent, key, _ in fields_at(inner, row.path)))
+    fields = [f for k, f in unevaluated_fields() if k == kind and (f.row.decides or not deciding)]
+    used = (f.row.unevaluated for f in fields if any(parent[key] for parent, key, _ in fields_at(inner, f.path)))
     yield from dict.fromkeys(used)
+
+
+def unknown_fields(obj: ReadOnlyJSON) -> Iterator[str]:
+    """Yields the paths of an object's fields that the table does not have; an API server of a newer release stores such fields.
+
+    The values of maps, such as attributes, are not searched.
+    """
+    kind = str(obj.get("kind"))
+    if str(obj.get("apiVersion")).startswith(f"{GROUP}/"):
+        for part in rows(kind).keys() & obj.keys():
+            yield from _unknown(obj[part], rows(kind)[part].item_type, part)
+
+
+def _unknown(value: Any, type_name: str, path: str) -> Iterator[str]:
+    known = rows(type_name)
+    if not known or not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        where = f"{path}.{name}"
+        row = known.get(name)
+        if row is None:
+            if name != "metadata":  # of a template
+                yield where
+        elif isinstance(inner, dict) and row.item_type == row.type:
+            yield from _unknown(inner, row.type, where)
+        elif isinstance(inner, list) and rows(row.item_type):
+            for i, item in enumerate(inner):
+                yield from _unknown(item, row.item_type, f"{where}[{i}]")
 
 
 def with_device(sl: ReadOnlyJSON, device: str) -> ReadOnlyJSON:

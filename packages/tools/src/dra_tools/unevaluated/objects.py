@@ -10,10 +10,10 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted
 
 from ..snapshot import Snapshot
-from .fields import TABLE, unevaluated_features, with_device
+from .fields import unevaluated_features, unevaluated_fields, unknown_fields, with_device
 from .parts import UnevaluatedPart, merged, subject_of
 
-_NAMES = {row.path.rpartition(".")[2] for row in TABLE}
+_NAMES = {field.name for _, field in unevaluated_fields()}
 
 
 def not_evaluated(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[UnevaluatedPart]:
@@ -57,6 +57,6 @@ def all_not_evaluated(snapshot: Snapshot) -> tuple[UnevaluatedPart, ...]:
 
 
 def _unknown_fields(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[str]:
-    for path in snapshot.unknown.get(str(obj["metadata"].get("uid")), ()):
+    for path in (*snapshot.unknown.get(str(obj["metadata"].get("uid")), ()), *unknown_fields(obj)):
         if _NAMES.isdisjoint(re.split(r"\W+", path)):  # a field of such a feature is not named again
             yield f"the field {path}, which is not known here"

@@ -6,24 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dra_kubeletplugin.base.text import did_you_mean
+from dra_kubeletplugin.resourceapi.fields import fields_of
 
-GATED = {
-    "allowMultipleAllocations",
-    "bindingConditions",
-    "bindingFailureConditions",
-    "bindsToNode",
-    "bools",
-    "consumesCounters",
-    "ints",
-    "perDeviceNodeSelection",
-    "requestPolicy",
-    "sharedCounters",
-    "strings",
-    "taints",
-    "versions",
-}
-"""Fields of slices that a feature gate removes in some release."""
-VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+from ...kubernetes_releases import API_VERSIONS
+
+_SLICE = fields_of("ResourceSlice")
+GATED = {f.name for f in _SLICE if f.row.gate} - {f.name for f in _SLICE if not f.row.gate}
+"""Names of fields of slices that a feature gate removes in some release, wherever they are in a slice."""
 
 
 @dataclass
@@ -43,7 +32,7 @@ class Faults:
 
     def serve(self, versions: Collection[str]) -> None:
         """Sets the versions of resource.k8s.io that the server serves; empty to serve all. Raises ``ValueError`` for an unknown version."""
-        _check("version of resource.k8s.io", versions, VERSIONS)
+        _check("version of resource.k8s.io", versions, API_VERSIONS)
         self.served = set(versions) or None
 
 

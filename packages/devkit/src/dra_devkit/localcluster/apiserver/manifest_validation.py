@@ -234,7 +234,7 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
             return re.sub(pattern, lambda m, hint=hint: m[0] + hint, text, count=1)  # type: ignore[misc]
     text = re.sub(
         r"(undeclared reference to 'includes')",
-        rf"\1: it needs the feature gate {Gate.LISTS.value}",
+        rf"\1: it needs the feature gate {Gate.LISTS}",
         text,
     )
     return re.sub(r"(token recognition error at: '=[^=']*')", r"\1: compare with '=='", text)
