@@ -74,7 +74,7 @@ plugin: $(STAMP) ## run the plugin's tests with the local cluster as another rel
 pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
 
-mutants: $(STAMP) ## change the code in 200 places: tests must detect nine in ten changes
+mutants: $(STAMP) ## change the code of claims in 100 places: tests must detect nine in ten changes
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
 lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, structure, module sizes and language

@@ -15,7 +15,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from dra_devkit.commands import output_models as devkit_models
 from dra_kubeletplugin.cli import PACKAGES, commands, output_models
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
-from dra_kubeletplugin.cli.shell.options import SETTINGS
 from dra_kubeletplugin.cli.shell.output import camel
 from dra_kubeletplugin.cli.shell.parsing import Parser
 from dra_tools.commands.doctor import Findings, Gathered
@@ -41,7 +40,8 @@ _HEAD = """# Commands
 
 Generated from the command line's own parsers by `make docs`.
 
-The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. After `--` nothing is an
+The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. The options that a
+driver defines follow the driver: `dra inspect DRIVER --cards 2`. After `--` nothing is an
 option. If you use `--`, write the options before all other words. Options cannot be abbreviated; for a mistyped option the error names
 the nearest one.
 `python -m dra_kubeletplugin` is `dra`. Some commands are in [another package](index.md#install). If the package is not installed, the error
@@ -84,16 +84,14 @@ def _command(name: str, parser: Parser) -> Iterator[str]:
     yield from (f"## dra {name}", "", parser.description or "", "")
     if package := _PACKAGES.get(name):
         yield from (f"In the package `{package}`.", "")
-    words = [a for a in parser._actions if not a.option_strings]
+    words = [a for a in parser.arguments if not a.option_strings]
     yield f"`{' '.join([parser.prog, '[OPTION]...', *map(_word, words)])}`"
-    options = [a for g in parser._action_groups if g.title != SETTINGS for a in g._group_actions if a.option_strings]
-    rows = [(_word(a), a) for a in words] + [
-        (_option(a), a) for a in options if not isinstance(a, argparse._HelpAction)
-    ]
+    options = [a for a in parser.arguments if a.option_strings and a not in parser.settings and a.dest != "help"]
+    rows = [(_word(a), a) for a in words] + [(_option(a), a) for a in options]
     if rows:
         yield from ("", "| | |", "|---|---|")
         yield from (f"| `{_cell(text)}` | {_cell((a.help or '').replace('%%', '%'))} |" for text, a in rows)
-    settings = [a.option_strings[0] for g in parser._action_groups if g.title == SETTINGS for a in g._group_actions]
+    settings = [a.option_strings[0] for a in parser.settings]
     if settings:
         yield from ("", f"[Settings](settings.md): {', '.join(f'`{s}`' for s in settings)}.")
     if parser.epilog:

@@ -13,8 +13,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from terminal_svg import terminal_svg  # noqa: E402
 
+from dra_devkit.commands.style import Style  # noqa: E402
 from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response  # noqa: E402
-from dra_kubeletplugin.cli.shell.style import Style  # noqa: E402
 from dra_tools.commands.top import explained_overview  # noqa: E402
 from dra_tools.commands.top.table import table  # noqa: E402
 from dra_tools.page import usage_page  # noqa: E402

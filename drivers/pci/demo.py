@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dra_devkit.commands.inspect import host_root, tree
+from dra_devkit.commands.style import Style
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.runtime import runc_runtime
 from dra_devkit.localcluster.runtime.interface import ContainerError, LogOptions
 from dra_devkit.testing import plugin_on
 from dra_kubeletplugin.cli.shell.exit_handling import ended
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.host import Host, PciFunction
 from dra_kubeletplugin.plugin.node import Plugin

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from dra_devkit.commands.inspect import tree
+from dra_devkit.commands.style import Style
 from dra_devkit.hosts import described
 from dra_kubeletplugin import cli
 from dra_kubeletplugin.base.text import names_by_reason, natural
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.host import Host
 from dra_tools import Snapshot, explain, overview
 from dra_tools.doctor import published

@@ -60,7 +60,7 @@ def test_a_mistake_is_reported_in_one_sentence(
 def test_a_command_without_an_action_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["conformance"])
-    assert "dra: action is needed: run, list, explain; see" in capsys.readouterr().err
+    assert "dra: the following arguments are required: run|list|explain; see" in capsys.readouterr().err
 
 
 def test_a_run_writes_all_reports(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_devkit.event_messages import without_prefixes
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools.commands.top import explained_overview
 from dra_tools.commands.top.table import table
 from tests.docs.symptoms import event_message

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 from dra_tools import Snapshot, explain, simulate, waiting
 from dra_tools.commands.explain_text import text

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
+from ..base.text import did_you_mean
 from ..errors import describe
 from . import command_args  # noqa: F401 it defines the commands
 from .shell.exit_codes import Exit, epilog
 from .shell.exit_handling import ended, print_line
 from .shell.options import add_settings
-from .shell.parsing import COMMANDS, Parser
+from .shell.parsing import COMMANDS, Parser, fail, terminal_columns
 
 if TYPE_CHECKING:
     from ..driver import Driver
@@ -43,24 +45,19 @@ def load_packages() -> None:
         COMMANDS.update(known)  # a package adds commands, and replaces none
 
 
-def parser() -> Parser:
-    """Returns the parser of the whole command line, without the verbs of `dra dev`."""
-    load_packages()
-    out = Parser(
-        prog="dra", description="Kubernetes DRA drivers in Python.", epilog=epilog() + _commands_of_missing_packages()
-    )
-    out.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = out.add_subparsers(dest="command", metavar="COMMAND")
+def _help() -> str:
+    """Returns the text of ``dra --help``."""
+    width = terminal_columns() - 2
+    lines = ["usage: dra COMMAND [OPTION]...", "       dra --version", "", "Kubernetes DRA drivers in Python.", ""]
     for name, command in COMMANDS.items():
         if " " not in name:
-            command.add_arguments(subparsers.add_parser(name, help=command.help))
-    return out
-
-
-def _commands_of_missing_packages() -> str:
-    """Returns sentences with the commands of our packages that are not installed, for the help."""
+            lines += textwrap.wrap(command.help, width, initial_indent=f"  {name:13}", subsequent_indent=" " * 15)
     missing = {package: [n for n in names if n not in COMMANDS] for package, names in PACKAGES.items()}
-    return "".join(f" In {package}, not installed: {', '.join(names)}." for package, names in missing.items() if names)
+    ends = ["`dra COMMAND --help` lists the options of a command.", epilog()]
+    ends += [f"In {package}, not installed: {', '.join(names)}." for package, names in missing.items() if names]
+    for end in ends:
+        lines += ["", *textwrap.wrap(end, width)]
+    return "\n".join(lines)
 
 
 def command_parser(name: str) -> Parser:
@@ -88,57 +85,54 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+    match words:
+        case []:
+            fail("dra", "a COMMAND is needed")
+        case ["--version", *_]:
+            print(f"dra {__version__}")
+            return Exit.SUCCESS
+        case ["-h" | "--help", *_]:
+            load_packages()
+            print(_help())
+            return Exit.SUCCESS
+    if words[0] not in COMMANDS:
         load_packages()
     length = 2 if " ".join(words[:2]) in COMMANDS else 1
     name, rest = " ".join(words[:length]), words[length:]
-    command = COMMANDS.get(name)
-    if command is None:
-        return _without_command(words)
-    parser = command_parser(name)
-    if rest and rest[0].startswith("-") and (names := verbs(name)):
-        _, positional, candidates = parser.classify_words(rest)
-        if verb := next((word for word in positional or candidates if word in names), None):
-            parser.error(f"a verb precedes its options: did you mean `dra {name} {verb} {rest[0]}`?")
-    loaded = _with_own_flags(parser, rest) if command.driver_options else {}
+    if name not in COMMANDS:
+        _fail_without_command(words)
+    command, parser = COMMANDS[name], command_parser(name)
+    loaded = _add_own_flags(parser, rest) if command.driver_options else {}
     args = parser.parse_args(rest, argparse.Namespace(command=name, loaded=loaded))
     code: int = command.load()(args)
     return code
 
 
-def _without_command(words: Sequence[str]) -> int:
-    """Prints the version or the help, or reports that the first word is no command."""
-    # The version is printed without the slow parser, because programs often ask for it.
-    if words[:1] != ["--version"]:
-        top = parser()
-        for package, names in PACKAGES.items():
-            if words and words[0] in names:
-                top.exit(Exit.USAGE, f"dra: dra {words[0]} is in {package}: pip install {package}\n")
-        if words and (of := next((name.split()[0] for name in COMMANDS if name.split()[1:] == [words[0]]), None)):
-            top.error(f"{words[0]} is a verb of `dra {of}`: did you mean `dra {of} {words[0]}`?")
-        command = next((word for word in words if word in COMMANDS), None)
-        if command and words[0].startswith("-") and words[0] not in top.flags:
-            top.error(f"a command precedes its options: did you mean `dra {command} {words[0]}`?")
-        # Only the first word of a misspelt command is parsed. Otherwise the error would name its options, not the command.
-        if not top.parse_args(words if not words or words[0].startswith("-") else words[:1]).version:
-            top.error("a COMMAND is needed")
-    print(f"dra {__version__}")
-    return Exit.SUCCESS
+def _fail_without_command(words: Sequence[str]) -> NoReturn:
+    """Reports that the first word is no command."""
+    word = words[0]
+    if package := next((package for package, names in PACKAGES.items() if word in names), None):
+        fail("dra", f"dra {word} is in {package}: pip install {package}")
+    if of := next((name.split()[0] for name in COMMANDS if name.split()[1:] == [word]), None):
+        fail("dra", f"{word} is a verb of `dra {of}`: did you mean `dra {of} {word}`?")
+    if not word.startswith("-"):
+        fail("dra", f"there is no command {word!r}{did_you_mean(word, COMMANDS)}")
+    if command := next((word for word in words if word in COMMANDS), None):
+        fail("dra", f"a command precedes its options: did you mean `dra {command} {word}`?")
+    fail("dra", f"there is no option {word}")
 
 
-def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
-    """Loads the drivers and adds flags for the options that they define.
+def _add_own_flags(parser: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
+    """Loads the drivers and adds flags for the options that they define. These options follow the drivers.
 
     Does nothing if the words contain neither an unknown flag nor ``--help``. In a pod, environment variables set a driver's options.
     """
-    unknown, targets, candidates = command.classify_words(words)
+    targets, unknown = parser.before_unknown_option(words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
     from .shell.driver_options import add_flags_of
 
-    if not targets:
-        return add_flags_of(command, candidates, unknown, certain=False)
-    return add_flags_of(command, targets if command.prog.endswith(" dev") else targets[:1], unknown)
+    return add_flags_of(parser, targets, only_for_help=not unknown)
 
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:

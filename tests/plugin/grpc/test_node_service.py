@@ -85,11 +85,13 @@ async def test_a_claim_that_the_engine_omits_has_an_error(pb: Any) -> None:
 @VERSIONS
 async def test_a_result_that_cannot_be_sent_fails_only_its_own_claim(pb: Any) -> None:
     results = {"u1": [device(), device(cdi_ids=["\ud800"])], "u2": [device()]}
-    response = await service(results).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    node = service(results)
+    response = await node.prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
     assert "cannot be sent" in response.claims["u1"].error
     assert not response.claims["u1"].devices
     assert [d.device_name for d in response.claims["u2"].devices] == ["d"]
     assert response.SerializeToString()
+    assert [(call.claims, call.failed) for call in node.calls] == [(2, 1)], "the status page counts it as failed"
 
 
 async def test_the_share_of_a_device_is_sent_if_the_version_has_the_field() -> None:
@@ -121,3 +123,4 @@ async def test_a_call_that_the_kubelet_cancelled_ends() -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+    assert [(done.claims, done.failed) for done in node.calls] == [(1, 1)]

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_devkit.commands.progress import Progress
+from dra_devkit.commands.style import Style
 from dra_devkit.yaml.manifests import objects
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import print_line
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import ApiConfig, load_config
 

@@ -24,7 +24,10 @@ def add_conformance(conformance: Parser) -> None:
         "NODE_NAME, POD_UID, POD_NAMESPACE and POD_NAME in its environment."
     )
     conformance.add_argument(
-        "action", choices=("run", "list", "explain"), help="run checks, list them, or explain them"
+        "action",
+        metavar="run|list|explain",
+        choices=("run", "list", "explain"),
+        help="run checks, list them, or explain them",
     )
     text = "id or group of a check, such as SLC-004 or SLC; by default all checks"
     conformance.add_argument("checks", metavar="CHECK", nargs="*", default=[], help=text)

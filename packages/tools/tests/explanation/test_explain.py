@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 from dra_tools import Explanation, ExplanationState, Gap, ReasonKind, Snapshot, explain, waiting
 from dra_tools.commands.explain_text import text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools import ExplanationState, ReasonKind, Snapshot, explain, waiting
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation.grouping import distance

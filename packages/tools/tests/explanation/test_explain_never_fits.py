@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools import ReasonKind
 from dra_tools.commands.explain_text import text
 from packages.tools.tests.explanation.test_explain import (

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools import Explanation, Snapshot, explain, from_files, overview, simulate, waiting
 from dra_tools.commands.explain_text import text
 from dra_tools.usage.rows import DeviceUse, Occupancy

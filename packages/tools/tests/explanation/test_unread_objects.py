@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools import Explanation, ExplanationState, Snapshot, explain
 from dra_tools.commands.explain_text import text
 from dra_tools.files import snapshot_of

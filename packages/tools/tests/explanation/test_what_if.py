@@ -11,10 +11,10 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dra_devkit.commands.style import Style
 from dra_devkit.scheduling.cel.parts import without
 from dra_devkit.scheduling.framework.device_taint_rules import taints_of
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.resourceapi.quantity import parse
 from dra_tools import ExplanationState, Snapshot, SuggestedChange, explain, overview, simulate
 from dra_tools.commands.explain_text import text

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 from dra_tools import ReasonKind, Simulation, Snapshot, explain, simulate
 from dra_tools.commands.explain_text import text

@@ -6,14 +6,12 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...base.text import did_you_mean
 from ...driver import Driver, declared, load_driver, read_options
 from ...errors import DriverError, SettingsError, printable
-from .options import add_option
+from .options import option
 from .parsing import Parser
 
 S = TypeVar("S")
-_SIMILARITY = 0.8  # similarity from which an unknown flag counts as a misspelt flag of this package
 _DEST = "own "  # prefix that no other argument uses
 
 
@@ -23,21 +21,19 @@ def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
     Raises :class:`SettingsError` if a flag is a switch for one driver and has a value for another.
     """
     for driver in drivers:
-        group = None
+        new = []
         for f in declared(driver):
-            flag, switch = f.metadata["flag"], f.metadata["holds"](False)
-            known = parser.known(flag)
-            if known is not None:
-                if (known.nargs == 0) is not switch:
+            flag, is_switch = f.metadata["flag"], f.metadata["holds"](False)
+            if known := parser.flags.get(flag):
+                if (known.nargs == 0) is not is_switch:
                     raise SettingsError(
                         f"{flag} needs a value for one of these drivers and none for another: set environment variables instead"
                     )
                 continue
-            group = group or parser.add_argument_group(
-                f"options of {driver.__name__}",
-                "defined by the driver; each can also be set with its environment variable",
-            )
-            add_option(group, f, _DEST + f.name)
+            new.append(option(f, _DEST + f.name))
+        if new:
+            about = "defined by the driver; each can also be set with its environment variable"
+            parser.add_settings(f"options of {driver.__name__}", about, new)
 
 
 def given_own(args: argparse.Namespace, driver: type[Driver]) -> dict[str, Any]:
@@ -46,43 +42,24 @@ def given_own(args: argparse.Namespace, driver: type[Driver]) -> dict[str, Any]:
     return {f.name: known[_DEST + f.name] for f in declared(driver) if known.get(_DEST + f.name) is not None}
 
 
-def add_flags_of(
-    parser: Parser, targets: Sequence[str], unknown: Sequence[str], *, certain: bool = True
-) -> dict[str, type[Driver]]:
+def add_flags_of(parser: Parser, targets: Sequence[str], *, only_for_help: bool) -> dict[str, type[Driver]]:
     """Adds the flags of drivers and returns the drivers by target; each is loaded once.
 
     Args:
         parser: the parser to which the flags are added.
         targets: drivers in the form of the command line, such as a file.
-        unknown: flags of the command line that a driver may define; if empty, only the help needs the flags.
-        certain: whether all targets are drivers. Otherwise some may be values of flags, and at least one must be a driver.
+        only_for_help: whether a driver that cannot be loaded is named in the help, instead of raising its error.
 
     Raises :class:`DriverError` if a driver cannot be loaded.
     """
-    loaded: dict[str, type[Driver]] = {}
     try:
-        loaded = _loaded(targets, certain=certain)
+        loaded = {target: load_driver(target) for target in targets}
         add_own_options(parser, list(loaded.values()))
     except DriverError as e:
-        if not unknown:
-            parser.add_argument_group("options of the driver", f"cannot be listed: {printable(e)}".replace("%", "%%"))
-        # If a flag is misspelt, the parser reports it; otherwise the driver's error is raised.
-        elif not any(did_you_mean(flag, parser.flags, _SIMILARITY) for flag in unknown):
+        if not only_for_help:
             raise
-    return loaded
-
-
-def _loaded(targets: Sequence[str], *, certain: bool) -> dict[str, type[Driver]]:
-    """Loads drivers; see :func:`add_flags_of`. Raises :class:`DriverError`."""
-    loaded: dict[str, type[Driver]] = {}
-    errors: list[DriverError] = []
-    for target in targets:
-        try:
-            loaded[target] = load_driver(target)
-        except DriverError as e:
-            errors.append(e)
-    if errors and (certain or not loaded):
-        raise errors[0]
+        parser.add_argument_group("options of the driver", f"cannot be listed: {printable(e)}".replace("%", "%%"))
+        return {}
     return loaded
 
 

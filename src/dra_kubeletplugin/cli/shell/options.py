@@ -10,13 +10,11 @@ from typing import Any
 from ...base.settings import Settings
 from ...base.settings.values import as_text
 from ...errors import SettingsError
-
-SETTINGS = "settings"
-"""The title of the option group whose options have environment variables."""
+from .parsing import Parser
 
 
 def add_settings(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     kind: type[Settings] = Settings,
     without: Collection[str] = (),
     *,
@@ -30,29 +28,30 @@ def add_settings(
         without: names of options to leave out.
         only: names of the options to add; None for all.
     """
-    group = parser.add_argument_group(SETTINGS, "each can also be set with its environment variable")
-    for f in kind.options():
-        if f.name in without or (only is not None and f.name not in only):
-            continue
-        add_option(group, f, f.name)
+    names = {f.name for f in kind.options()} if only is None else only
+    options = [option(f, f.name) for f in kind.options() if f.name in names and f.name not in without]
+    parser.add_settings("settings", "each can also be set with its environment variable", options)
 
 
-def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None:
-    """Adds the flag of one option, which this package or a driver defines."""
+def option(f: Field[Any], dest: str) -> tuple[str, dict[str, Any]]:
+    """Returns the flag of an option that this package or a driver defines, and its arguments for a parser."""
     meta = f.metadata
     default = f"{f.default:g}s" if "least" in meta else as_text(f.default)
     shown = f"; {default}" if default not in {"", "False", "None"} else ""
-    text = f"{meta['help']} ({meta['env']}{shown})".lstrip().replace("%", "%%")
+    more: dict[str, Any] = {
+        "dest": dest,
+        "help": f"{meta['help']} ({meta['env']}{shown})".lstrip().replace("%", "%%"),
+    }
     if isinstance(f.default, bool) and "holds" in meta:  # a driver's switch may be on by default
-        group.add_argument(meta["flag"], dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+        more |= {"action": argparse.BooleanOptionalAction, "default": None}
     elif f.default is False:
-        group.add_argument(meta["flag"], dest=dest, action="store_const", const="1", help=text)
+        more |= {"action": "store_const", "const": "1"}
     else:
-        metavar = meta.get("metavar") or f.name.rpartition("_")[2].upper()
-        group.add_argument(meta["flag"], dest=dest, metavar=metavar, help=text)
+        more["metavar"] = meta.get("metavar") or f.name.rpartition("_")[2].upper()
+    return meta["flag"], more
 
 
-def add_repeated(parser: argparse.ArgumentParser, *flags: str, metavar: str, help: str, **more: Any) -> None:
+def add_repeated(parser: Parser, *flags: str, metavar: str, help: str, **more: Any) -> None:
     """Adds an option that may be repeated. Its value is a list, empty by default."""
     parser.add_argument(*flags, metavar=metavar, action="append", default=[], help=help, **more)
 

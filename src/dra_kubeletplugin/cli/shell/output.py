@@ -12,7 +12,6 @@ import json
 import math
 import operator
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -24,7 +23,6 @@ from ...errors import printable
 A = TypeVar("A")
 TEXT = "text"
 FORMS = (TEXT, "json", "yaml")
-_WIDTH = 118  # of a line that is wrapped
 
 
 def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
@@ -126,16 +124,3 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def wrapped(line: str, indent: int, mark: str = "") -> list[str]:
-    """Returns the line, wrapped after 118 characters. Only the first line has the mark, such as ``- ``."""
-    before = " " * indent
-    return textwrap.wrap(
-        " ".join(line.split()),
-        _WIDTH,
-        initial_indent=before + mark,
-        subsequent_indent=before + " " * (len(mark) or 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -1,13 +1,14 @@
-"""The parser of the command line: options and other words in any order, one sentence for a mistake, and the nearest name."""
+"""The parser of a command's words: options and other words in any order, one sentence for a mistake, and the nearest name."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from ...base.text import did_you_mean
@@ -17,99 +18,90 @@ _OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)
 _OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
 
 
+def fail(program: str, sentence: str) -> NoReturn:
+    """Ends the process with one line: the mistake in the command line, and where to find help."""
+    print(f"dra: {sentence}" + ("" if sentence.endswith("?") else f"; see {program} --help"), file=sys.stderr)
+    raise SystemExit(Exit.USAGE)
+
+
 class Parser(argparse.ArgumentParser):
-    """The parser of one command, or of the command line before the command.
+    """The parser of one command.
 
     Options cannot be abbreviated, because a later release could make an abbreviation ambiguous.
+
+    Attributes:
+        arguments: all options and words that the parser accepts.
+        settings: the options that have environment variables.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+    def __init__(self, prog: str | None = None, description: str = "") -> None:
+        self.arguments: list[argparse.Action] = []
+        self.settings: list[argparse.Action] = []
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_formatter)
+
+    def add_argument(self, *names: str, **more: Any) -> argparse.Action:
+        if choices := more.get("choices"):
+            more["type"] = functools.partial(_chosen, choices)
+        action = super().add_argument(*names, **more)
+        self.arguments.append(action)
+        return action
+
+    def add_settings(self, title: str, description: str, options: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Adds a group of options that have environment variables: the flag and the arguments of ``add_argument`` for each."""
+        group = self.add_argument_group(title, description)
+        added = [group.add_argument(flag, **more) for flag, more in options]
+        self.arguments += added
+        self.settings += added
 
     @property
-    def commands(self) -> Mapping[str, Parser]:
-        """Subcommands by name; empty if there are none."""
-        found = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
-        return next(found, {})
-
-    @property
-    def flags(self) -> Iterable[str]:
-        """Every option, with its dashes."""
-        return self._option_string_actions
-
-    def known(self, option: str) -> argparse.Action | None:
-        """Returns the action of an option with its dashes and without a value; None if the parser has no such option."""
-        return self._option_string_actions.get(option)
+    def flags(self) -> dict[str, argparse.Action]:
+        """Every option by each of its names, with the dashes."""
+        return {name: action for action in self.arguments for name in action.option_strings}
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parses options and other words in any order. If the words contain ``--``, options precede all other words."""
         words = list(sys.argv[1:] if args is None else args)
-        if unknown := self.classify_words(words)[0]:
-            self.error(f"there is no option {unknown[0]}{did_you_mean(unknown[0], self.flags)}")
-        # parse_known_intermixed_args() would read the words after -- as options, and it accepts no subcommands.
-        in_order = "--" in words or self.commands
-        parse = self.parse_known_args if in_order else self.parse_known_intermixed_args
+        if unknown := self.before_unknown_option(words)[1]:
+            self.error(f"there is no option {unknown}{did_you_mean(unknown, self.flags)}")
+        # parse_known_intermixed_args() would read the words after -- as options.
+        parse = self.parse_known_args if "--" in words else self.parse_known_intermixed_args
         found, rest = parse(words, namespace)
         if rest:
             self.error(f"{next((word for word in rest if word != '--'), '--')!r} is an unexpected argument")
         return found
 
-    def classify_words(self, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-        """Returns unknown options, positional words, and words that may be values of the unknown options."""
-        unknown: list[str] = []
-        others: list[str] = []
-        candidates: list[str] = []
-        into = others  # the list for the next word that is no option
+    def before_unknown_option(self, words: Sequence[str]) -> tuple[list[str], str]:
+        """Returns the words that are neither options nor their values, up to the first unknown option; and that option, or ''."""
+        flags, others, is_value = self.flags, list[str](), False
         for i, word in enumerate(words):
             if word == "--":
-                others += words[i + 1 :]
-                break
-            if not _OPTION.fullmatch(word):
-                into.append(word)
-                into = others
-            elif self._action(word) is None:
-                unknown.append(word.partition("=")[0])
-                into = others if "=" in word else candidates
-            else:
-                action = self.known(word)
-                into = [] if action is not None and action.nargs != 0 else others
-        return unknown, others, candidates
+                return others + list(words[i + 1 :]), ""
+            if is_value or not _OPTION.fullmatch(word):
+                others += [] if is_value else [word]
+                is_value = False
+                continue
+            name = word.partition("=")[0]
+            if name not in flags and (name.startswith("--") or name[:2] not in flags):
+                return others, name
+            is_value = word in flags and flags[word].nargs != 0
+        return others, ""
 
-    def _action(self, word: str) -> argparse.Action | None:
-        """Returns the action for ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
-        return self.known(word.partition("=")[0]) or (None if word.startswith("--") else self.known(word[:2]))
-
-    def _parse_optional(self, arg_string: str) -> Any:
-        """Returns None for a word that is no option, such as ``-5%``, which argparse would read as an unknown option."""
-        return super()._parse_optional(arg_string) if _OPTION.fullmatch(arg_string) else None
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is None or value in action.choices:
-            return
-        known = list(action.choices)
-        if isinstance(action, argparse._SubParsersAction):
-            raise argparse.ArgumentError(
-                None, f"there is no command {value!r}{did_you_mean(value, known) or ': ' + ', '.join(known)}"
-            )
-        raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{did_you_mean(value, known)}")
-
-    def _needed(self, missing: re.Match[str]) -> str:
-        """Returns the message for a missing argument, with its choices if there are few."""
-        choices = next((a.choices for a in self._actions if a.dest == missing[1] and a.choices), None)
-        return f"{missing[1]} is needed{': ' + ', '.join(choices) if choices else ''}"
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # argparse's own method ignores an output that cannot be written
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse ignores an output that cannot be written
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with one line: the mistake, and where to find help."""
-        sentence = _OF_ARGUMENT.sub(r"\1: ", message)
-        sentence = sentence.replace(": expected one argument", " needs a value")
-        sentence = re.sub(r"^the following arguments are required: (.+)$", self._needed, sentence)
-        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is not a whole number", sentence)
-        self.exit(
-            Exit.USAGE, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
-        )
+        fail(self.prog, _OF_ARGUMENT.sub(r"\1: ", message))
+
+
+def _chosen(choices: Collection[str], text: str) -> str:
+    if text and text not in choices:  # argparse converts defaults too, and '' is the usual one
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{did_you_mean(text, choices)}")
+    return text
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    # Without a width, argparse imports shutil and three compressors, even if no help is shown.
+    return argparse.HelpFormatter(prog, width=terminal_columns() - 2)
 
 
 class Command(NamedTuple):
@@ -155,13 +147,6 @@ def command(
         return add_arguments
 
     return add
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Sets the width of the terminal. Without it, argparse imports shutil and three compressors, even if no help is shown."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=terminal_columns() - 2)
 
 
 def terminal_columns(stream: TextIO | None = None) -> int:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import grpc.aio
 import msgspec
@@ -19,6 +19,7 @@ from ..._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
 from ...base.telemetry.logs import operation
 from ...base.telemetry.metrics import Metrics
 from ...claims import ClaimIdentity, ClaimManager, ClaimOutcome
+from ...claims.prepared_devices import PreparedResult
 from ...errors import DraError, describe
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ PrepareResponse = v1.NodePrepareResourcesResponse | v1beta1.NodePrepareResources
 UnprepareRequest = v1.NodeUnprepareResourcesRequest | v1beta1.NodeUnprepareResourcesRequest
 UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareResourcesResponse
 Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, ClaimOutcome]]]
-
-
+AddDevices = Callable[[str, Sequence[PreparedResult]], None]
+R = TypeVar("R", bound=PrepareResponse | UnprepareResponse)
 _KEPT_CALLS = 20
 
 
@@ -62,13 +63,11 @@ class NodeService:
 
     async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
         out = kind()
-        for uid, response in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
+
+        def add_devices(uid: str, devices: Sequence[PreparedResult]) -> None:
             entry = out.claims[uid]
-            if isinstance(response, DraError):
-                entry.error = response.event()
-                continue
             try:
-                for d in response:
+                for d in devices:
                     device = entry.devices.add(
                         request_names=d.requests, pool_name=d.pool, device_name=d.device, cdi_device_ids=d.cdi_ids
                     )
@@ -77,39 +76,48 @@ class NodeService:
             except (TypeError, ValueError) as e:  # a value that a message cannot contain, such as invalid Unicode
                 entry.Clear()
                 entry.error = DraError(f"the response cannot be sent: {describe(e)}").event()
-        return out
+
+        return await self._call("NodePrepareResources", self.claims.prepare, request, out, add_devices)
 
     async def unprepare(self, request: UnprepareRequest, kind: type[UnprepareResponse]) -> UnprepareResponse:
         out = kind()
-        for uid, response in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
-            out.claims[uid].error = response.event() if isinstance(response, DraError) else ""
-        return out
+        return await self._call(
+            "NodeUnprepareResources", self.claims.unprepare, request, out, lambda uid, devices: None
+        )
 
     async def _call(
-        self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest
-    ) -> Mapping[str, ClaimOutcome]:
+        self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest, out: R, add: AddDevices
+    ) -> R:
         self.metrics.inc("kubelet_calls_total", method=method)
-        refs, begun = list(_refs(request.claims)), time.monotonic()
+        refs, begun = [ClaimIdentity(c.namespace, c.name, c.uid) for c in request.claims], time.monotonic()
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
-            fault = DraError(f"the plugin has no result for this claim of {method}")
-            responses: Mapping[str, ClaimOutcome] = {}
             try:
-                responses = await handle(refs)
-            except BaseException as e:  # otherwise gRPC would return an error without any claim's cause
-                task = asyncio.current_task()
-                if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # the kubelet has given up, or the server stops
-                log.critical("unexpected exception in a call of the kubelet: %s; please report it", method, exc_info=e)
-                fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
+                outcomes = await _outcomes(method, handle, refs)
+                for ref in refs:
+                    outcome = outcomes[ref.uid]
+                    out.claims[ref.uid].error = outcome.event() if isinstance(outcome, DraError) else ""
+                    if not isinstance(outcome, DraError):
+                        add(ref.uid, outcome)
+                return out
             finally:  # also if the kubelet has given up
-                failed = sum(isinstance(responses.get(r.uid, fault), DraError) for r in refs)
+                failed = sum(ref.uid not in out.claims or bool(out.claims[ref.uid].error) for ref in refs)
                 self.calls.append(KubeletCall(method, time.time(), time.monotonic() - begun, len(refs), failed))
-            return {r.uid: responses.get(r.uid, fault) for r in refs}
 
 
-def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimIdentity]:
-    return (ClaimIdentity(c.namespace, c.name, c.uid) for c in claims)
+async def _outcomes(method: str, handle: Handle, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
+    """Returns an outcome for each claim, also if the plugin fails: gRPC would return an error without any claim's cause."""
+    fault = DraError(f"the plugin has no result for this claim of {method}")
+    outcomes: Mapping[str, ClaimOutcome] = {}
+    try:
+        outcomes = await handle(refs)
+    except BaseException as e:
+        task = asyncio.current_task()
+        if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # the kubelet has given up, or the server stops
+        log.critical("unexpected exception in a call of the kubelet: %s; please report it", method, exc_info=e)
+        fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
+    return {ref.uid: outcomes.get(ref.uid, fault) for ref in refs}
 
 
 class _NodeServicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):

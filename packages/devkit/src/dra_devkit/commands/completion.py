@@ -6,10 +6,11 @@ Completion runs no Python, except for a driver's options: after a driver on the 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import shtab
 
-from dra_kubeletplugin.cli import command_parser, parser, verbs
+from dra_kubeletplugin.cli import command_parser, load_packages, verbs
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.parsing import COMMANDS, Parser
 
@@ -90,15 +91,25 @@ def completion(args: argparse.Namespace) -> int:
 
 def script(shell: str) -> str:
     """Returns the script for one of :data:`SHELLS`."""
-    whole = parser()
-    commands = _commands(whole)
-    # Verbs have a parser of their own, because the word after `dra dev` may also be a driver.
-    for name in [name for name in commands.choices if verbs(name)]:
-        commands.choices[name] = _with_verbs(name, commands.choices[name])
-    commands.required = True
-    for listed in commands._choices_actions:  # the short help, because the column beside a name is narrow
-        commands.choices[listed.dest].description = listed.help
-    _set_completers(whole)
+    load_packages()
+    whole = argparse.ArgumentParser(prog="dra")
+    whole.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        if " " in name:
+            continue
+        alone = _Options(prog=f"dra {name}") if verbs(name) else Parser(prog=f"dra {name}")
+        command.add_arguments(alone)
+        _set_completers(alone)
+        # The description is the short help, because the column beside a name is narrow.
+        sub = subparsers.add_parser(name, help=command.help, description=command.help, parents=[alone], add_help=False)
+        if names := verbs(name):
+            verb_parsers = sub.add_subparsers(dest="verb", metavar="VERB")
+            for verb in names:
+                parser = command_parser(f"{name} {verb}")
+                _set_completers(parser)
+                about = COMMANDS[f"{name} {verb}"].help
+                verb_parsers.add_parser(verb, help=about, parents=[parser], add_help=False)
     text: str = shtab.complete(whole, shell)
     for old, new in _REPLACEMENTS[shell]:
         text = text.replace(old, new)
@@ -115,28 +126,18 @@ def script(shell: str) -> str:
     return text + own + (_OF_DEV if shell == "fish" and "dev" in COMMANDS else "")
 
 
-def _with_verbs(command: str, alone: Parser) -> Parser:
-    out = Parser(prog=alone.prog, description=alone.description, add_help=False)
-    for action in alone._actions:  # argparse has no public attribute for this
-        if action.option_strings:
-            out._add_action(action)
-    sub = out.add_subparsers(dest="verb", metavar="VERB")
-    for verb in verbs(command):
-        words = f"{command} {verb}"
-        sub.add_parser(verb, help=COMMANDS[words].help, parents=[command_parser(words)], add_help=False)
-    return out
+class _Options(Parser):
+    """The options of a command with verbs, without its words: the word after `dra dev` may be a verb or a driver."""
+
+    def add_argument(self, *names: str, **more: Any) -> argparse.Action:
+        if names[0].startswith("-"):
+            return super().add_argument(*names, **more)
+        return argparse.Action(names, "")
 
 
-def _commands(parser: Parser) -> argparse._SubParsersAction[Parser]:
-    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-
-
-def _set_completers(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for sub in action.choices.values():
-                _set_completers(sub)
-        elif action.metavar in _FILES:
+def _set_completers(parser: Parser) -> None:
+    for action in parser.arguments:
+        if action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]

@@ -13,7 +13,6 @@ from pathlib import Path
 from dra_kubeletplugin.base.text import counted, join_names
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import Driver, declared, load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, describe, printable
 
@@ -22,6 +21,7 @@ from ..packaging.manifests.source_reader import load_source
 from ..packaging.manifests.values import read_values
 from ..packaging.manifests.values_validation import framework_options
 from ..packaging.manifests.writer import write_driver, write_shared
+from .style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:

@@ -19,9 +19,7 @@ from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import print_line, report
 from dra_kubeletplugin.cli.shell.open_files import need_files
 from dra_kubeletplugin.cli.shell.options import given
-from dra_kubeletplugin.cli.shell.progress import Progress
 from dra_kubeletplugin.cli.shell.signals import SIGNALS
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import NotReadyError, SettingsError, describe
 from dra_kubeletplugin.kube import ApiConfig
 
@@ -36,6 +34,8 @@ from ..localcluster.runtime.interface import ContainerError, ContainerRuntime
 from ..localcluster.runtime.runc_runtime import factory
 from . import gc_tuning
 from .dev_plan import DevPlan, planned
+from .progress import Progress
+from .style import Style
 
 PAGES = "dra.dev_page"
 """The group of entry points of the page that shows the cluster: a class like :class:`dra_tools.page.dev_page.DevPage`."""

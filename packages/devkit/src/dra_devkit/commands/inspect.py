@@ -22,8 +22,6 @@ from dra_kubeletplugin.cli.shell.driver_options import given_own
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
 from dra_kubeletplugin.cli.shell.output import TEXT, put
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_state import DeviceKey
@@ -39,6 +37,8 @@ from dra_kubeletplugin.plugin.lifecycle import start_driver
 from ..hosts import described, recording, schema
 from . import inspect_text
 from .output_models import InspectedFunction, InspectedHealth, InspectedPool, Inspection
+from .progress import Progress
+from .style import Style
 
 
 @contextlib.contextmanager

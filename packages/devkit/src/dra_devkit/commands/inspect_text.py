@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted
-from dra_kubeletplugin.cli.shell.output import wrapped
-from dra_kubeletplugin.cli.shell.style import Style
 
 from .output_models import InspectedHealth, InspectedPool, Inspection
+from .style import Style, wrapped
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)")
 

@@ -24,7 +24,6 @@ from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import put, write
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import Driver, Role, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.driver.config.kinds import versions
@@ -41,6 +40,7 @@ from ..yaml.manifests import Manifest
 from .described_cluster import class_files
 from .inspect import host_root, look, without_log
 from .output_models import Remark, ValidatedObject, Validation
+from .style import Style
 
 _GROUP = "resource.k8s.io/"
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Awaitable, Callable
 
 from dra_devkit.commands.gc_tuning import without_collections
+from dra_devkit.commands.progress import Progress
 from dra_kubeletplugin.base.files import at_home
-from dra_kubeletplugin.cli.shell.progress import Progress
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
 
 from .. import Snapshot, take

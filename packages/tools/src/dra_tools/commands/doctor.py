@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_devkit.commands.inspect import look, without_log
+from dra_devkit.commands.progress import Progress
+from dra_devkit.commands.style import Style
 from dra_devkit.localcluster.dev import control
 from dra_kubeletplugin.base.settings import Settings, load
 from dra_kubeletplugin.base.terminal import indented
@@ -19,8 +21,6 @@ from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
 from dra_kubeletplugin.cli.shell.output import TEXT, put, write
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.driver import Check, load_driver, make
 from dra_kubeletplugin.errors import DraError, SettingsError, describe
 from dra_kubeletplugin.host import Host

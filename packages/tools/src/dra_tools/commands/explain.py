@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dra_devkit.commands.progress import Progress
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.age import ago
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.terminal import on_one_line
@@ -14,8 +16,6 @@ from dra_kubeletplugin.base.text import counted, natural
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import columns, put
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
 

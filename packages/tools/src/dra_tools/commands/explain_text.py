@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
+from dra_devkit.commands.style import Style, wrapped
 from dra_kubeletplugin.base.age import age, ago
 from dra_kubeletplugin.base.text import counted, join_names
-from dra_kubeletplugin.cli.shell.output import wrapped as _wrapped
-from dra_kubeletplugin.cli.shell.style import Style
 
 from .. import ClaimState, Example, Explanation, ExplanationState, NodeGroup, Reason, ReasonKind, RequestOnNodes
 from ..explanation.model import NOT_TRIED
@@ -26,16 +25,16 @@ def text(found: Explanation, style: Style) -> list[str]:
         style.green if found.state in _GOOD else style.yellow if found.state is ExplanationState.UNKNOWN else style.red
     )
     summary = found.summary + ago(found.reported)
-    lines = [*_wrapped(f"{style.bold(found.subject)} {shown(str(found.state))}: {summary}", 0)]
+    lines = [*wrapped(f"{style.bold(found.subject)} {shown(str(found.state))}: {summary}", 0)]
     for number, reason in enumerate(found.reasons):
         if number or reason.text != found.summary:
-            lines += ["", *_wrapped(reason.text + ago(reason.time), 0, "! ")]
+            lines += ["", *wrapped(reason.text + ago(reason.time), 0, "! ")]
         if reason.change:
             lines += _advice(f"to change: {reason.change}", reason.command, 2)
     for claim in found.claims:
         lines += _claim(claim)
     if found.apart:
-        lines += ["", *_wrapped(found.apart, 0)]
+        lines += ["", *wrapped(found.apart, 0)]
     # The nodes that fit are in the summary, or in the sentence above.
     groups = [g for g in found.groups if not (found.apart and found.nodes)]
     for group in groups[:_GROUPS]:
@@ -51,11 +50,11 @@ def text(found: Explanation, style: Style) -> list[str]:
         lines += ["", "The scheduler tries the pod again after a change that may help, or after five minutes."]
     if found.message and not any(found.message in r.text for r in found.reasons):
         since = f", {since} ago" if (since := age(found.message_time)) else ""
-        lines += ["", *_wrapped(f"Kubernetes says{since}: {found.message}", 0)]
+        lines += ["", *wrapped(f"Kubernetes says{since}: {found.message}", 0)]
     for part in map(str, found.unevaluated):
-        lines += _wrapped(part, 0) if part not in found.summary else []
+        lines += wrapped(part, 0) if part not in found.summary else []
     for note in (*found.notes, *(g.why for g in found.gaps)):
-        lines += _wrapped(f"note: {note}", 0)
+        lines += wrapped(f"note: {note}", 0)
     return lines
 
 
@@ -80,7 +79,7 @@ def _changes(found: Explanation, style: Style) -> Iterator[str]:
 
 def _advice(text: str, command: str, indent: int, mark: str = "") -> list[str]:
     """Formats a change. A command has a line of its own, which is never wrapped, so that users can paste it."""
-    lines = _wrapped(f"{text}:" if command else text, indent, mark)
+    lines = wrapped(f"{text}:" if command else text, indent, mark)
     return [*lines, f"{' ' * (indent + 4)}{command}"] if command else lines
 
 
@@ -99,11 +98,11 @@ def _claim(claim: ClaimState) -> Iterator[str]:
 def _group(group: NodeGroup, style: Style) -> Iterator[str]:
     number = counted(len(group.nodes), "node")
     if group.fits:
-        yield from _wrapped(f"{style.green(number + ' would take it')}: {join_names(group.nodes)}", 0)
+        yield from wrapped(f"{style.green(number + ' would take it')}: {join_names(group.nodes)}", 0)
         return
-    yield from _wrapped(f"{style.bold(number)}: {join_names(group.nodes)}", 0)
+    yield from wrapped(f"{style.bold(number)}: {join_names(group.nodes)}", 0)
     for reason in group.reasons:
-        yield from _wrapped(reason.text + _examples(reason.examples, "node"), 2, "- ")
+        yield from wrapped(reason.text + _examples(reason.examples, "node"), 2, "- ")
     if not group.reasons and not any(r.reasons for r in group.requests):
         yield "  - no reason of their own: the error above ends the search on all nodes"
     for alike, requests in groupby((r for r in group.requests if r.reasons), lambda r: replace(r, request="")):
@@ -121,9 +120,9 @@ def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
     line = f"{head}: {wanted}{each} of class {request.device_class}; {have}"
     if request.resource:
         line = f"{request.resource}: {request.wanted} in container {request.container}, of class {request.device_class}; {have}"
-    yield from _wrapped(line, 2, "- ")
+    yield from wrapped(line, 2, "- ")
     for reason in request.reasons[:_REASONS]:
-        yield from _wrapped(_of_devices(reason), 6)
+        yield from wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
         yield f"      {counted(sum(r.devices for r in more), 'device')} with {counted(len(more), 'other reason')}: -o json lists them"
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dra_devkit.commands.style import Style
 from dra_devkit.yaml.manifests import Manifest, ManifestError, documents
 from dra_devkit.yaml.stream import name_of
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.terminal import indented
-from dra_kubeletplugin.cli.shell.style import Style
 
 
 def from_files(paths: Sequence[Path], *, new: bool = False) -> list[JSON]:

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from dra_devkit.commands.described_cluster import allocatable, cluster_of, host_kinds
+from dra_devkit.commands.progress import Progress
+from dra_devkit.commands.style import Style, wrapped
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.settings import load
 from dra_kubeletplugin.base.text import counted, join_names, natural
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
-from dra_kubeletplugin.cli.shell.output import columns, put, wrapped
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
+from dra_kubeletplugin.cli.shell.output import columns, put
 from dra_kubeletplugin.driver import Driver, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.errors import SettingsError, printable

@@ -14,9 +14,9 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.http_server import pages
 from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Request, Response
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import DraError, QuestionError, describe
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 

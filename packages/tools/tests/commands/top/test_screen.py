@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.errors import ForbiddenError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_tools.commands.top import explained_overview
 from dra_tools.commands.top.lines import cells
 from dra_tools.commands.top.table import table

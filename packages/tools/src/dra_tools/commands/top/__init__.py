@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dra_devkit.commands.gc_tuning import without_collections
+from dra_devkit.commands.progress import Progress
+from dra_devkit.commands.style import Style
 from dra_devkit.near_names import suggestion
 from dra_devkit.scheduling.framework import pod_info
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.output import TEXT, write
 from dra_kubeletplugin.cli.shell.parsing import terminal_columns
-from dra_kubeletplugin.cli.shell.progress import Progress
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError, SettingsError, clip
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import NODES

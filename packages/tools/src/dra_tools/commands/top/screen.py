@@ -17,8 +17,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.terminal import on_one_line
-from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 
 from ...top.live import EVERY, LiveOverview

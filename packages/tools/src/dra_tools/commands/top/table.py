@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.age import age, ago
 from dra_kubeletplugin.base.terminal import on_one_line
-from dra_kubeletplugin.cli.shell.style import Style
 
 from ...usage.arranging import FOLD_ABOVE, Group, arranged, waiting_title
 from ...usage.cards import lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from ...base.terminal import on_one_line
-from .parsing import terminal_columns
+from dra_kubeletplugin.base.terminal import on_one_line
+from dra_kubeletplugin.cli.shell.parsing import terminal_columns
 
 
 class Progress:

@@ -1,10 +1,13 @@
-"""Colours for terminals that support them. Source: no-color.org."""
+"""Text on terminals: wrapped lines, and colours where they are supported. Source: no-color.org."""
 
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
 from typing import TextIO
+
+_WIDTH = 118  # of a line that is wrapped
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,16 @@ class Style:
 
     def cyan(self, text: str) -> str:
         return self.paint("36", text)
+
+
+def wrapped(line: str, indent: int, mark: str = "") -> list[str]:
+    """Returns the line, wrapped after 118 characters. Only the first line has the mark, such as ``- ``."""
+    before = " " * indent
+    return textwrap.wrap(
+        " ".join(line.split()),
+        _WIDTH,
+        initial_indent=before + mark,
+        subsequent_indent=before + " " * (len(mark) or 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
