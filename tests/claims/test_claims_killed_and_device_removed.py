@@ -21,8 +21,8 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity"),
 ]
-PREPARED = [f"prepare: {p}" for p in ("after record", "after hardware", "before commit", "after commit")]
-UNPREPARED = [f"unprepare: {p}" for p in ("after record", "after CDI file", "before commit", "after commit")]
+PREPARED = [f"prepare: {p}" for p in ("before set-up", "after hardware", "before reply")]
+UNPREPARED = [f"unprepare: {p}" for p in ("before hardware", "after teardown", "before reply")]
 ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
 
 
@@ -58,7 +58,7 @@ async def test_a_device_that_vanished_after_a_kill_in_prepare_is_published_if_it
         await b.apply_pod("pod", selector=ONLY_C_3)
         await b.died()
         await start_without_the_device(b)
-        committed = point == "prepare: after commit"
+        committed = point == "prepare: before reply"
         await b.until(
             "the rollback of the interrupted prepare",
             lambda: list(b.records().values()) == (["Prepared"] if committed else []),

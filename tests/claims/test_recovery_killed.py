@@ -1,5 +1,6 @@
-"""The plugin is killed while the records are repaired, rebuilt, reconciled or completed: no claim is lost, and no
-device is allocated twice.
+"""The records are lost while the plugin is stopped, or after a kill: no claim is lost, and no device is allocated twice.
+
+`test_claims_killed_before_each_step.py` has the kills during a repair.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.errors import RecordsError
-from tests.helpers.crash.driver import REPAIR_POINTS
 from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
 from tests.helpers.crash.record_stores import remove_records
 
@@ -77,18 +77,8 @@ async def test_records_that_are_lost_while_the_plugin_is_stopped_lose_no_claim(
         await check_claims(b)
 
 
-@pytest.mark.parametrize("point", REPAIR_POINTS)
-async def test_a_kill_during_a_repair_loses_no_claim_and_allocates_no_device_twice(tmp_path: Path, point: str) -> None:
-    async with node_harness(tmp_path) as b:
-        await hold_two(b)
-        remove_one_and_overwrite_one_without_a_note(b)
-        await b.start(KILL_AT=point, ready=False)
-        await b.died()
-        await check_claims(b)
-
-
 @pytest.mark.parametrize(
-    "point", ["prepare: between two steps of hardware", "prepare: before CDI file", "prepare: before commit"]
+    "point", ["prepare: between two steps of hardware", "prepare: after hardware", "prepare: before reply"]
 )
 async def test_after_a_kill_in_prepare_and_a_loss_of_the_records_the_pod_never_runs_with_a_partial_device(
     tmp_path: Path, point: str

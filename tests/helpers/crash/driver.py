@@ -1,4 +1,4 @@
-"""A driver whose hardware is a folder, and which can kill its own process between any two effects (kill_points.py).
+"""A driver whose hardware is a folder, and which can kill its own process between two of its effects (kill_points.py).
 
 A device is acquired in two steps. Each step creates a file exclusively. A second holder is a violation, which is written
 to a file for the test. All devices are on one card, whose power is a shared step with two more files. Power that is off
@@ -28,15 +28,9 @@ from dra_kubeletplugin import (
     RetryableError,
     SharedStep,
 )
-from dra_kubeletplugin.cdi import ClaimSpecs, directory
-from dra_kubeletplugin.claims import RecordStore, State
-from dra_kubeletplugin.claims.reconcile import Reconciler
-from dra_kubeletplugin.claims.recovery import Recovery
+from dra_kubeletplugin.cdi import directory
+from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.store import files, folder
-from dra_kubeletplugin.claims.store.files import RecordFiles
-from dra_kubeletplugin.claims.store.folder import ClaimFolder
-from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
 from tests.helpers.crash.kill_points import kill_at, wrap_method
 
@@ -49,49 +43,22 @@ DELAY = float(os.environ.get("CRASH_DELAY", "0"))
 DEVICES = int(os.environ.get("CRASH_DEVICES", "4"))
 
 PREPARE_POINTS = (
-    "prepare: before record",
-    "prepare: after record",
     "prepare: before set-up",
     "prepare: between two steps of set-up",
     "prepare: after set-up",
     "prepare: before hardware",
     "prepare: between two steps of hardware",
     "prepare: after hardware",
-    "prepare: before CDI file",
-    "prepare: half a CDI file",
-    "prepare: after CDI file",
-    "prepare: before commit",
-    "prepare: after commit",
     "prepare: before reply",
 )
 UNPREPARE_POINTS = (
-    "unprepare: before record",
-    "unprepare: after record",
-    "unprepare: before CDI file",
-    "unprepare: after CDI file",
     "unprepare: before hardware",
     "unprepare: between two steps of hardware",
     "unprepare: after hardware",
     "unprepare: before teardown",
     "unprepare: between two steps of teardown",
     "unprepare: after teardown",
-    "unprepare: before commit",
-    "unprepare: after commit",
     "unprepare: before reply",
-)
-REPAIR_POINTS = (
-    "repair: before adding lost claims",
-    "repair: after adding lost claims",
-    "repair: before writing",
-    "repair: after writing",
-    "repair: before the second name",
-    "repair: before renaming",
-    "repair: after renaming",
-    "repair: after opening",
-    "recovery: before merge",
-    "recovery: after merge",
-    "reconcile: before orphans",
-    "reconcile: after orphans",
 )
 
 
@@ -234,73 +201,10 @@ def release(device: str, step: str, uid: str) -> None:
         path.unlink()
 
 
-# --- points outside the driver: around the framework's own effects ------------------------------------
+# --- outside the driver -------------------------------------------------------------------------------
 
 
-def instrument() -> None:
-    """Adds kill points to the framework's own steps. Points after an effect in a transaction run after its commit."""
-    pending_points: list[str] = []
-
-    def in_transaction(owner: Any, name: str, phase: str) -> None:
-        """Adds two points: ``before`` is inside the transaction, ``after`` follows its write to disk."""
-
-        def before(*_: Any) -> None:
-            kill_at(phase.format("before"))
-            pending_points.append(phase.format("after"))
-
-        wrap_method(owner, name, before)
-
-    def committed(self: Any, operations: Any, **_: Any) -> None:
-        points, pending_points[:] = list(pending_points), []
-        for point in points:
-            kill_at(point)
-
-    in_transaction(Transitions, "begin", "prepare: {} record")
-    in_transaction(Transitions, "end", "unprepare: {} record")
-    in_transaction(Records, "delete", "unprepare: {} commit")
-    in_transaction(Recovery, "_merge", "recovery: {} merge")
-    original_update = Records.update
-
-    def update(self: Records, record: Any, fence: Any) -> bool:
-        if record.state is State.PREPARED:
-            kill_at("prepare: before commit")
-            pending_points.append("prepare: after commit")
-        return original_update(self, record, fence)
-
-    Records.update = update  # type: ignore[method-assign]
-    wrap_method(RecordStore, "_attempt", lambda *_, **__: pending_points.clear(), committed)
-    for name, operation in (("write", "prepare"), ("remove", "unprepare")):
-        wrap_method(
-            ClaimSpecs,
-            name,
-            lambda *_, operation=operation: kill_at(f"{operation}: before CDI file"),
-            lambda *_, operation=operation: kill_at(f"{operation}: after CDI file"),
-        )
-    for owner, name, step_name in (
-        (ClaimFolder, "_add_lost", "repair: {} adding lost claims"),
-        (RecordFiles, "write_temporary", "repair: {} writing"),
-        (ClaimFolder, "_open", "repair: {} opening"),
-        (Reconciler, "_orphans", "reconcile: {} orphans"),
-    ):
-        wrap_method(
-            owner,
-            name,
-            lambda *_, w=step_name, **__: kill_at(w.format("before")),
-            lambda *_, w=step_name, **__: kill_at(w.format("after")),
-        )
-    wrap_method(directory, "write_all", lambda *_: None, lambda *_: kill_at("prepare: half a CDI file"))
-
-    def before_rename(source: Any, *_: Any) -> None:
-        if str(source).endswith(".json.new.new"):
-            kill_at("repair: before the second name")
-        elif str(source).endswith(".json.new"):
-            kill_at("repair: before renaming")
-
-    def after_rename(source: Any, *_: Any) -> None:
-        if str(source).endswith(".json.new"):
-            kill_at("repair: after renaming")
-
-    wrap_method(os, "rename", before_rename, after_rename)
+def add_points_before_replies() -> None:
     for method in ("prepare", "unprepare"):
         original = getattr(NodeService, method)
 
@@ -366,5 +270,5 @@ def is_fault_active(name: str) -> bool:
 
 if HARDWARE.is_dir():  # only in the plugin's process: tests import this module for the names of its points
     record_syncs()
-    instrument()
+    add_points_before_replies()
     inject_faults()

@@ -1,7 +1,7 @@
 """Kills a real plugin process before each of its steps, starts the next one, and compares the node with the responses to the kubelet.
 
 ``python -m tests.helpers.crash.kill_sweep [PHASE...] [--every N]`` kills before all steps, or before every Nth, of the given phases or of
-all. The test kills before one step of each phase.
+all. The test kills before three steps of each phase.
 """
 
 from __future__ import annotations
