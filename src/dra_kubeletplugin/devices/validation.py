@@ -175,8 +175,7 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
             raise DriverError(f"{method}() returned a list with {_wrong_item(pool, Pool, f' at [{i}]')}")
         if not isinstance(pool.name, str):
             raise DriverError(f"{method}() returned a Pool whose name is {_kind(pool.name)}, not text")
-        name = str.__str__(pool.name)  # an instance of a subclass of str cannot be sent
-        where = f"{method}() returned pool {printable(name)!r}"
+        where = f"{method}() returned pool {printable(pool.name)!r}"
         # An author who implements `devices` does not know the pool, so messages must not mention it.
         devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
         if not isinstance(pool.nodes, Nodes):
@@ -184,11 +183,11 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
                 f"{where} whose nodes are {_kind(pool.nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
                 f"constructor of Nodes"
             )
-        if name in out:
-            raise DriverError(f"{method}() returned two pools named {printable(name)!r}: names must be unique")
+        if pool.name in out:
+            raise DriverError(f"{method}() returned two pools named {printable(pool.name)!r}: names must be unique")
         _check_list(pool.devices, Device, devices_subject)
         _check_list(pool.counter_sets, CounterSet, f"{where} whose counter_sets are")
-        out[name] = pool
+        out[pool.name] = pool
     return out
 
 
@@ -216,8 +215,7 @@ def by_name(items: Iterable[object], kind: type[Named], field: str) -> tuple[dic
 
 def name_of(item: object, kind: type[Named]) -> str:
     """Returns the name of an item of an author's list; empty if it has none, or if the item is not of ``kind``."""
-    # An instance of a subclass of str cannot be sent.
-    return str.__str__(item.name) if isinstance(item, kind) and isinstance(item.name, str) else ""
+    return item.name if isinstance(item, kind) and isinstance(item.name, str) else ""
 
 
 def _faults_of(item: object, kind: type[Named]) -> list[str]:

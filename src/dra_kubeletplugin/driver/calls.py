@@ -132,21 +132,23 @@ class Calls:
             self._end(running)
             future.set_result(outcome)
 
-        self._threads.submit(job)
-        result = asyncio.wrap_future(future)
-        try:
-            await asyncio.wait({result}, timeout=self.thread_wait)
+        def give_up() -> None:
             if self._threads.withdraw(job):
                 self._end(running)
-                return _Outcome(error=self._no_thread(running.name))
-            return await result
+                future.set_result(_Outcome(error=self._no_thread(running.name)))
+
+        self._threads.submit(job)
+        timer = asyncio.get_running_loop().call_later(self.thread_wait, give_up)
+        try:
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            result.cancel()
             if self._threads.withdraw(job):
                 self._end(running)
             else:
-                future.add_done_callback(lambda f: _log_unused(running.name, f.result()))
+                future.add_done_callback(lambda done: _log_unused(running.name, done.result()))
             raise
+        finally:
+            timer.cancel()
 
     def _no_thread(self, name: str) -> DriverFailedError:
         oldest, seconds = self.running()[0]

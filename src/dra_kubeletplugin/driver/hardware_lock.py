@@ -137,7 +137,7 @@ def check_key(key: object) -> str:
             )
     except UnicodeEncodeError:
         raise DriverError(f"{shown(key)} is not the name of a piece of hardware: it is not valid Unicode") from None
-    return str.__str__(key)  # a record cannot contain an instance of a subclass
+    return key
 
 
 def _file_name(key: str) -> str:
