@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
-
-import pytest
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device, Health, Pool, Taint
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices import health_events
 from dra_kubeletplugin.devices.health_events import HealthEvents
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -60,9 +57,9 @@ async def inventory_of(*names: str) -> Inventory:
     return inventory
 
 
-def events_of(inventory: Inventory) -> tuple[HealthEvents, Recorder]:
+def events_of(inventory: Inventory, clock: Callable[[], float] = time.monotonic) -> tuple[HealthEvents, Recorder]:
     recorder = Recorder()
-    return HealthEvents(recorder, inventory, "node"), recorder  # type: ignore[arg-type]
+    return HealthEvents(recorder, inventory, "node", clock), recorder  # type: ignore[arg-type]
 
 
 async def test_a_fault_and_a_recovery_cause_one_event_each_with_the_driver_s_text() -> None:
@@ -102,12 +99,14 @@ async def test_a_device_with_frequent_text_changes_gets_a_constant_text_and_othe
     assert texts[12:] == ["b is unhealthy: fan"]
 
 
-async def test_a_device_gets_its_own_texts_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_gets_its_own_texts_again_after_an_hour() -> None:
     inventory = await inventory_of("a")
-    events, recorder = events_of(inventory)
+    now = 0.0
+    events, recorder = events_of(inventory, lambda: now)
 
     async def fail(at: float) -> str:
-        monkeypatch.setattr(health_events, "time", SimpleNamespace(monotonic=lambda: at))
+        nonlocal now
+        now = at
         await inventory.set_health({"a": Health(False, f"{at} degrees")}, at)
         events.check()
         await inventory.set_health({}, at + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ..base.text import join_names, natural
 from ..kube.event_recorder import EventRecorder, node_subject
@@ -25,7 +25,10 @@ class HealthEvents:
     devices would wait for hours. So the Events of such a device get a constant text.
     """
 
-    def __init__(self, events: EventRecorder, inventory: Inventory, node: str) -> None:
+    def __init__(
+        self, events: EventRecorder, inventory: Inventory, node: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._events = events
         self._inventory = inventory
         self._node = node_subject(node)
@@ -53,7 +56,7 @@ class HealthEvents:
             self._events.inform(self._node, "DeviceHealthy", f"{names} {be} healthy again; {_was(reason)}")
 
     def _note(self, failed: Reasons) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for key, reason in failed.items():
             recent = {text: at for text, at in self._texts.get(key, {}).items() if at > now - _PERIOD}
             if reason not in recent and len(recent) < _MAX_TEXTS:

@@ -156,13 +156,14 @@ class Writer:
         self.instances = instances
         self.inventory = Inventory("node", slice_size=FULL)
         self.leads = True
+        self.metrics = Metrics()
         self.restart()
 
     def restart(self) -> None:
         """Starts a new process without any state."""
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
-            self.server, self.inventory, scope, Metrics(), TaintTimes(),  # type: ignore[arg-type]
+            self.server, self.inventory, scope, self.metrics, TaintTimes(),  # type: ignore[arg-type]
             Leadership(lambda: self.leads, WriteLock(self.instances)),
         )  # fmt: skip
 

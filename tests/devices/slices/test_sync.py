@@ -70,8 +70,7 @@ async def test_a_dropped_field_is_counted_once_for_each_path() -> None:
     server = Dropping([])
     server.changed = lambda: None  # type: ignore[method-assign]
     writer = Writer(server)
-    metrics = Metrics()
-    writer.syncer._metrics = metrics
+    metrics = writer.metrics
     await writer.set_result(({f"d{i}": 1 for i in range(7)}, False))
     await writer.sync()
     (line,) = [
