@@ -214,7 +214,9 @@ _HEAD = {f.name: f.encode_name for f in msgspec.structs.fields(Head) if f.name n
 _BODY = {f.name: f.encode_name for f in msgspec.structs.fields(Record) if f.name not in _HEAD}
 """The fields of a record in the head and in the body, with their names there. The body leaves out empty fields."""
 
-_SUM = "crc"
+_KNOWN = frozenset({*_HEAD.values(), "version", "devices", "crc"}), frozenset({*_BODY.values(), "crc"})
+"""All fields of the head and of the body."""
+
 _heads = msgspec.json.Decoder(Head)
 _objects = msgspec.json.Decoder(dict[str, Any])
 _raw_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -231,9 +233,9 @@ def encode_record(record: Record, holds: Sequence[Hold], before: bytes = b"") ->
     head = {"version": VERSION} | {key: getattr(record, name) for name, key in _HEAD.items()}
     head["devices"] = [_HeldDevice(h.pool, h.device, h.share, msgspec.Raw(h.takes.encode() or b"null")) for h in holds]
     body = details(record)
-    for line, fields, known in zip(before.split(b"\n"), (head, body), (head, _BODY.values()), strict=False):
+    for line, fields, known in zip(before.splitlines(), (head, body), _KNOWN, strict=False):
         if text := checked_text(line):
-            fields |= {key: value for key, value in _raw_objects.decode(text).items() if key not in {*known, _SUM}}
+            fields |= {key: value for key, value in _raw_objects.decode(text).items() if key not in known}
     return checked_line(head) + checked_line(body)
 
 
