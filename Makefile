@@ -10,9 +10,9 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist lock image sbom site clean
 help:
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # Installs what a driver needs at run time, which is enough for the demo. The first `make test` installs the rest.
 # The four packages are one repository and one version: nobody installs them one by one.
@@ -109,6 +109,10 @@ picture: $(STAMP) ## draw docs/demo.svg from the output of the demo on this mach
 deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/dra deploy --shared-dir deploy
 	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --kustomize-base ../../../deploy/kustomize || exit; done
+
+e2e: $(STAMP) ## test a driver on the cluster of KUBECONFIG: make e2e DRIVER=drivers/gpu_example ARGS="--image-load kind"
+	@$(BIN)/python -m pytest -c /dev/null --noconftest -p dra_conformance.e2e.options --pyargs dra_conformance.e2e.steps -rs -v -p no:asyncio \
+	  --driver-dir $(DRIVER) --image $(IMAGE) $(ARGS)
 
 drivers: $(STAMP) ## rewrite the files of drivers/ that are copies of the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers

@@ -133,6 +133,30 @@ def test_a_privileged_pod_is_not_started(real: DevProcess) -> None:
 
 
 @pytest.mark.runc
+def test_a_pod_reaches_its_nodes_folders_and_the_api_server_like_the_pod_of_a_driver(real: DevProcess) -> None:
+    account = "/var/run/secrets/kubernetes.io/serviceaccount"
+    script = f"""
+        cd /var/lib/kubelet && ls > /var/run/cdi/seen && cat {account}/namespace
+        test -s {account}/token && nc $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT < /dev/null && echo reached
+        touch /host/dev/x || echo read-only"""
+    manifest = pod("plugin", script)
+    paths = {"kubelet": "/var/lib/kubelet", "cdi": "/var/run/cdi", "dev": "/dev"}
+    mounts = [{"name": n, "mountPath": "/host/dev" if n == "dev" else p} for n, p in paths.items()]
+    manifest["spec"]["containers"][0]["volumeMounts"] = mounts
+    volumes = [{"name": n, "hostPath": {"path": p, "type": "Directory"}} for n, p in paths.items()]
+    manifest["spec"] |= {"automountServiceAccountToken": True, "volumes": volumes}
+    apply(real, manifest)
+    reached(real, "plugin", "Succeeded")
+    assert [line for line in real.kubectl("logs", "plugin").splitlines() if "touch" not in line] == [
+        "defaultreached",
+        "read-only",
+    ]
+    assert "plugins_registry" in (real.state / "node-1/cdi/seen").read_text().split()
+    (real.state / "node-1/cdi/seen").unlink()
+    real.kubectl("delete", "pod", "plugin")
+
+
+@pytest.mark.runc
 def test_a_rebooted_node_runs_its_pods_again(real: DevProcess) -> None:
     apply(real, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always"))
     reached(real, "server", "Running")

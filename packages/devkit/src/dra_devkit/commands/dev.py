@@ -117,6 +117,8 @@ async def _serve(plan: DevPlan, stop: asyncio.Event, started: asyncio.Event) -> 
             hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real
             made = runtime(name, folder, cdi_dirs)
             made.dev = hosts[name].dev
+            if plan.containers:
+                made.api = cluster.api_access
             return made
 
         cluster = LocalCluster(

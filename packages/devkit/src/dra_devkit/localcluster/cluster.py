@@ -36,7 +36,7 @@ from .apiserver.persistence import PersistentStorage, open_storage
 from .controllers import ControllerManager
 from .kubelet import LocalKubelet, Timers
 from .node_reboot import empty, kill_claim_processes, unmount_below
-from .runtime.interface import ContainerRuntime
+from .runtime.interface import ApiAccess, ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
@@ -240,6 +240,12 @@ class LocalCluster:
             "KUBERNETES_SERVICE_PORT": str(at.port),
             "SERVICE_ACCOUNT": str(self._account),
         }
+
+    @property
+    def api_access(self) -> ApiAccess:
+        """How real containers reach the local API server."""
+        at = urlsplit(self.api.public_url)
+        return ApiAccess(str(at.hostname), at.port or 443, self._certificate[0].read_text())
 
     @property
     def has_own_api(self) -> bool:

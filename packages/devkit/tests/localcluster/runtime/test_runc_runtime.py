@@ -555,10 +555,10 @@ def test_both_versions_of_cgroups_count_processes_killed_for_memory(
 
 
 async def test_the_spec_of_a_container_contains_its_resource_limits(runtime: RuncRuntime, tmp_path: Path) -> None:
-    await runtime.start(sandbox(tmp_path), shell("true", limits=Limits(memory=1 << 26, cpu=500, share=250)))
+    await runtime.start(sandbox(tmp_path), shell("true", limits=Limits(memory=1 << 26, cpu=500, share=2500)))
     resources = runtime.spec(UID, "main")["linux"]["resources"]
     assert resources["memory"] == {"limit": 1 << 26}
-    assert resources["cpu"] == {"shares": 256, "quota": 50_000, "period": 100_000}
+    assert resources["cpu"] == {"shares": 2560, "quota": 50_000, "period": 100_000}
     assert (await wait_until_exited(runtime)).exit_code == 0
 
 

@@ -24,6 +24,7 @@ _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
 }
+_ROOT = Path("/var/lib/kubelet")  # the kubelet's root on a node, as pods mount it
 _RECONNECT = 1000  # maximum milliseconds between two attempts to connect to a plugin
 
 
@@ -243,10 +244,21 @@ class PluginWatcher:
             return f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}", ""
         return "", version
 
+    def _socket_of(self, endpoint: str) -> Path:
+        """Returns the socket of an endpoint. A plugin in a pod knows the node's path, which is another one on this machine."""
+        path = Path(endpoint)
+        return self.registry.parent / path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+
     def _connect(self, path: Path, info: Any, version: str) -> Connection:
         self._count += 1
         connection = Connection(
-            info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
+            info.name,
+            path,
+            info.endpoint,
+            version,
+            dial(self._socket_of(info.endpoint)),
+            self._count,
+            list(info.supported_versions),
         )
         self.registered.setdefault(info.name, []).append(connection)
         self._monitors[connection] = asyncio.create_task(self._monitor_safely(connection), name=f"plugin {info.name}")

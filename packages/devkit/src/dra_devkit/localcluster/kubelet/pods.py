@@ -169,9 +169,9 @@ class PodSync:
         Returns:
             Seconds until the next attempt, or None if all volumes are ready.
         """
-        volumes = Volumes(self.parts.client, self._folder(pod))
+        volumes = Volumes(self.parts.client, self._folder(pod), self.parts.runtime)
         pauses = []
-        for volume in pod["spec"].get("volumes") or []:
+        for volume in volumes.wanted(pod):
             name = volume["name"]
             if name in state.volumes:
                 continue
@@ -251,7 +251,7 @@ class PodSync:
     async def _forget(self, uid: str) -> None:
         self.parts.probes.forget(uid)
         await self.parts.runtime.remove(uid)
-        await asyncio.to_thread(Volumes(self.parts.client, self.parts.folder / uid).remove)
+        await asyncio.to_thread(Volumes(self.parts.client, self.parts.folder / uid, self.parts.runtime).remove)
         self._states.pop(uid, None)
 
     async def _unprepare(self, uid: str) -> None:

@@ -8,16 +8,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CONFIG_MAPS, SECRETS
 
-from ..runtime.interface import Mount
+from ..runtime.interface import SERVICE_ACCOUNT, ApiAccess, ContainerRuntime, Mount
 from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 # The name prefix of the service account volume that a real API server adds to pods. The local API server does not add it, but a manifest
 # that was copied from a cluster may contain its volume mount.
 _API_ACCESS = "kube-api-access-"
+_TOKEN = 24 * 3600  # seconds; a real kubelet renews tokens, this one does not
+_SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", namespaced=True)
 
 
 class MountError(Exception):
@@ -27,9 +30,20 @@ class MountError(Exception):
 class Volumes:
     """The volumes of one pod, below ``folder``."""
 
-    def __init__(self, client: KubeClient, folder: Path) -> None:
+    def __init__(self, client: KubeClient, folder: Path, runtime: ContainerRuntime) -> None:
         self.client = client
         self.folder = folder / "volumes"
+        self.runtime = runtime
+
+    def wanted(self, pod: ReadOnlyJSON) -> list[ReadOnlyJSON]:
+        """Returns the pod's volumes, and the volume with its service account's token.
+
+        A real API server adds that volume to every pod. Here only a pod with ``automountServiceAccountToken: true`` gets it.
+        """
+        volumes = list(pod["spec"].get("volumes") or [])
+        if pod["spec"].get("automountServiceAccountToken") and self.runtime.api is not None:
+            volumes.append({"name": _API_ACCESS, "apiAccess": {}})
+        return volumes
 
     async def make(self, pod: ReadOnlyJSON, volume: ReadOnlyJSON) -> Mount:
         """Creates a volume. Returns a mount without the path in the container, which :func:`mounts_of` sets.
@@ -45,7 +59,11 @@ class Volumes:
     async def _made(self, pod: ReadOnlyJSON, volume: ReadOnlyJSON) -> Mount:
         types = [key for key in volume if key != "name" and volume[key] is not None]
         if types == ["hostPath"]:
-            return Mount(_host_path(volume["hostPath"]), "", from_host=True)
+            found = self.runtime.node_path(volume["hostPath"]["path"])
+            _check_type(volume["hostPath"], found or Path(volume["hostPath"]["path"]))
+            if found is not None:
+                return Mount(found, "", read_only=_is_dev(volume["hostPath"]["path"]), of_node=True)
+            return Mount(Path(volume["hostPath"]["path"]), "", from_host=True)
         place = self.folder / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         match types:
@@ -53,6 +71,9 @@ class Volumes:
                 if str((volume.get("emptyDir") or {}).get("medium") or "").startswith("HugePages"):
                     raise MissingError("the medium HugePages is not implemented by the local cluster")
                 return Mount(place, "")
+            case ["apiAccess"]:
+                assert self.runtime.api is not None
+                await self._write_token(pod, self.runtime.api, place)
             case ["projected"]:
                 for source in volume["projected"].get("sources") or []:
                     [kind] = [k for k in source if source[k] is not None] or [""]
@@ -83,6 +104,19 @@ class Volumes:
             case _:
                 raise MissingError(f"volumes of type {kind} are not implemented by the local cluster")
 
+    async def _write_token(self, pod: ReadOnlyJSON, api: ApiAccess, place: Path) -> None:
+        meta, account = pod["metadata"], pod["spec"].get("serviceAccountName") or "default"
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        path = _SERVICE_ACCOUNTS.path(meta["namespace"], account, "token")
+        try:
+            response = await self.client.call(
+                "POST", path, {"spec": {"boundObjectRef": bound, "expirationSeconds": _TOKEN}}
+            )
+        except ApiError as e:
+            raise MissingError(f"failed to fetch token: {e}") from None
+        files = {"token": str(response["status"]["token"]), "ca.crt": api.ca, "namespace": str(meta["namespace"])}
+        _write(place, {name: text.encode() for name, text in files.items()}, None)
+
     def remove(self) -> None:
         shutil.rmtree(self.folder.parent, ignore_errors=True)
 
@@ -96,18 +130,21 @@ _HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
 }
 
 
-def _host_path(source: ReadOnlyJSON) -> Path:
+def _is_dev(path: str) -> bool:
+    return PurePosixPath(path).parts[:2] == ("/", "dev")
+
+
+def _check_type(source: ReadOnlyJSON, path: Path) -> None:
     """Checks the type of a host path. Never creates a file or directory, not even for ``DirectoryOrCreate``.
 
     Raises:
         MissingError: the path does not have the requested type.
     """
-    path, kind = Path(source["path"]), str(source.get("type") or "")
+    kind = str(source.get("type") or "")
     known = _HOST_KINDS.get(kind.removesuffix("OrCreate"))
     may_be_missing = kind.endswith("OrCreate") and not path.exists()
     if known is not None and not may_be_missing and not known[0](path):
-        raise MissingError(f"hostPath type check failed: {path} is not a {known[1]}")
-    return path
+        raise MissingError(f"hostPath type check failed: {source['path']} is not a {known[1]}")
 
 
 def _write(place: Path, content: Mapping[str, bytes], items: Any, *, optional: bool = False) -> None:
@@ -147,5 +184,8 @@ def mounts_of(container: ReadOnlyJSON, volumes: Mapping[str, Mount]) -> list[Mou
         host = volume.host / sub
         if not volume.from_host and not host.exists():
             host.mkdir(parents=True, exist_ok=True)
-        out.append(Mount(host, entry["mountPath"], read_only=read_only, from_host=volume.from_host))
+        out.append(Mount(host, entry["mountPath"], read_only, volume.from_host, volume.of_node))
+    token = volumes.get(_API_ACCESS)
+    if token is not None and all(m.container != SERVICE_ACCOUNT for m in out):
+        out.append(Mount(token.host, SERVICE_ACCOUNT, read_only=True))
     return out

@@ -69,6 +69,7 @@ _MOUNTS: list[JSON] = [
     },
 ]
 _PERIOD = 100_000  # microseconds
+_SHARES = 1024  # the weight of a cgroup without requests
 _MASKED = (
     "/proc/asound",
     "/proc/acpi",
@@ -147,9 +148,13 @@ def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
 
 
 def _resources(limits: Limits) -> JSON:
-    """Returns the CPU and memory limits of the cgroup. Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
+    """Returns the CPU and memory limits of the cgroup. Source: kubernetes, pkg/kubelet/cm/helpers_linux.go.
+
+    The cgroup is beside the cgroups of this machine's processes, not below ``kubepods``, which has the weight of the whole machine. So a
+    container has at least the weight of a process here. With less, a plugin that requests 10m would not start on a busy machine.
+    """
     out: JSON = {"memory": {"limit": limits.memory}} if limits.memory else {}
-    cpu: JSON = {"shares": max(2, limits.share * 1024 // 1000)} if limits.share else {}
+    cpu: JSON = {"shares": max(_SHARES, limits.share * 1024 // 1000)} if limits.share else {}
     if limits.cpu:
         cpu |= {"quota": max(1000, limits.cpu * _PERIOD // 1000), "period": _PERIOD}
     return out | ({"cpu": cpu} if cpu else {})

@@ -76,12 +76,31 @@ class Mount:
     Args:
         from_host: whether the path is a hostPath of the pod. Otherwise, the kubelet created the path. A runtime that protects
             the host refuses a hostPath.
+        of_node: whether the path is a hostPath below a folder of the node that pods may see (:meth:`ContainerRuntime.node_path`).
     """
 
     host: Path
     container: str
     read_only: bool = False
     from_host: bool = False
+    of_node: bool = False
+
+
+@dataclass(frozen=True)
+class ApiAccess:
+    """How containers reach the API server.
+
+    Args:
+        ca: the certificate of its authority, PEM.
+    """
+
+    host: str
+    port: int
+    ca: str
+
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""The folder of the service account's token in a container."""
 
 
 @dataclass(frozen=True)
@@ -251,10 +270,15 @@ class ContainerRuntime(Protocol):
     """Runs the containers of one node.
 
     Methods may be called concurrently for different pods. For one pod, the kubelet makes one call at a time. ``dev`` is
-    the directory in which device nodes are looked up. For a described host, it is set before pods run.
+    the directory in which device nodes are looked up. For a described host, it is set before pods run. ``api`` is how containers
+    reach the API server; None if they cannot, and then they get no token of their service account.
     """
 
     dev: Path
+    api: ApiAccess | None
+
+    def node_path(self, path: str) -> Path | None:
+        """Returns the file of this machine for a path of the node; None if pods may not see the path."""
 
     @property
     def version(self) -> str:

@@ -62,6 +62,27 @@ class PodNamespaces:
         """
         return await asyncio.to_thread(_connect, self._descriptors["network"], address, port, timeout)
 
+    async def listen(self, address: str, port: int) -> socket.socket:
+        """Opens a listening socket inside the pod's network.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+
+        def opened() -> socket.socket:
+            found = _socket(self._descriptors["network"])
+            try:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                found.bind((address, port))
+                found.listen()
+                found.setblocking(False)
+            except OSError:
+                found.close()
+                raise
+            return found
+
+        return await asyncio.to_thread(opened)
+
     def close(self) -> None:
         for number in self._descriptors.values():
             with contextlib.suppress(OSError):
@@ -92,7 +113,19 @@ def _create(hostname: str) -> dict[str, int]:
 
 
 def _connect(network: int, address: str, port: int, timeout: float) -> socket.socket:
-    """Connects inside a network namespace. The socket stays in this namespace, and any thread can use it."""
+    """Connects inside a network namespace."""
+    found = _socket(network)
+    try:
+        found.settimeout(timeout)
+        found.connect((address, port))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _socket(network: int) -> socket.socket:
+    """Opens a socket inside a network namespace. The socket stays in this namespace, and any thread can use it."""
     made: list[socket.socket] = []
 
     def work() -> None:
@@ -101,12 +134,6 @@ def _connect(network: int, address: str, port: int, timeout: float) -> socket.so
 
     _run_in_new_thread(work)
     [found] = made
-    try:
-        found.settimeout(timeout)
-        found.connect((address, port))
-    except OSError:
-        found.close()
-        raise
     return found
 
 

@@ -22,6 +22,7 @@ from dra_kubeletplugin.base.json_types import JSON
 
 from ...cdi.cache import CdiCache, CdiInjectError
 from . import handlers, refusals
+from .api_proxy import ApiProxy
 from .base_spec import PATH, ContainerContext, OciProcess, base_spec
 from .cgroups import memory_ran_out
 from .changes import Changes
@@ -30,6 +31,8 @@ from .container_logs import ContainerLog
 from .exec_session import RuncExec
 from .images import Image, Images
 from .interface import (
+    SERVICE_ACCOUNT,
+    ApiAccess,
     ContainerConfig,
     ContainerError,
     ContainerState,
@@ -41,6 +44,7 @@ from .interface import (
     ProbeResult,
     Sandbox,
 )
+from .node_files import NodeFiles
 from .pod_namespaces import ADDRESS, PodNamespaces
 from .runc import Runc
 
@@ -67,6 +71,7 @@ class _PodSandbox:
     namespaces: PodNamespaces
     containers: dict[str, _RuncContainer] = field(default_factory=dict)
     earlier: dict[str, ContainerLog] = field(default_factory=dict)  # logs of the previous attempt
+    proxy: ApiProxy | None = None
 
 
 class RuncRuntime:
@@ -88,6 +93,7 @@ class RuncRuntime:
         self.images = images
         self.cdi_dirs = cdi_dirs
         self.dev = dev
+        self.api: ApiAccess | None = None
         self._runc = runc
         self._pods: dict[str, _PodSandbox] = {}
         self._changes = Changes()
@@ -95,6 +101,14 @@ class RuncRuntime:
     @property
     def version(self) -> str:
         return "runc://" + ".".join(map(str, self._runc.version))
+
+    @property
+    def _files(self) -> NodeFiles:
+        sysfs = None if self.dev == Path("/dev") else self.dev.parent
+        return NodeFiles(self.state.parent / "kubelet", next(iter(self.cdi_dirs), None), self.dev, sysfs)
+
+    def node_path(self, path: str) -> Path | None:
+        return self._files.find(path)
 
     # --- one container ------------------------------------------------------------------------------------
 
@@ -104,6 +118,8 @@ class RuncRuntime:
         if pod is None:
             pod = _PodSandbox(sandbox, await PodNamespaces.make(sandbox.hostname))
             self._pods[sandbox.uid] = pod
+        if pod.proxy is None and self.api is not None and _has_token(container):
+            pod.proxy = await _proxy(self.api, pod.namespaces)
         folder = self.state / sandbox.uid / f"{container.name}-{container.attempt}"
         identity = self._runc.name()
         spec = await asyncio.to_thread(self._prepare, pod, container, image, folder, identity)
@@ -158,7 +174,10 @@ class RuncRuntime:
             (folder / name).mkdir()
         (folder / "image").symlink_to(image.root)
         env = dict(e.split("=", 1) for e in (PATH, *image.env) if "=" in e)
-        env |= {"HOSTNAME": pod.sandbox.hostname} | dict(container.env)
+        env |= {"HOSTNAME": pod.sandbox.hostname}
+        if self.api is not None and _has_token(container):
+            env |= {"KUBERNETES_SERVICE_HOST": self.api.host, "KUBERNETES_SERVICE_PORT": str(self.api.port)}
+        env |= dict(container.env)
         process = OciProcess(
             image.arguments(container.command, container.args),
             [f"{k}={v}" for k, v in env.items()],
@@ -171,7 +190,7 @@ class RuncRuntime:
             container.tty,
         )
         context = ContainerContext(
-            [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
+            [*self._own_mounts(pod.sandbox, container, folder), *self._files.mounts(container.mounts)],
             pod.namespaces.paths,
             f"/dra-dev-{identity}",  # without a parent directory, because runc would not remove it
             permissions.read_only_root,
@@ -186,6 +205,7 @@ class RuncRuntime:
                 f"a device requires a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
                 f"does not pass to containers: use runc {'.'.join(map(str, _NETWORK_DEVICES))} or later"
             )
+        self._files.replace(spec["mounts"])
         runnable_spec = spec if self.dev == Path("/dev") else _without_described(spec)
         (folder / "config.json").write_text(json.dumps(runnable_spec, indent=2) + "\n")
         (folder.parent / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
@@ -259,6 +279,8 @@ class RuncRuntime:
         pod = self._pods.pop(pod_uid, None)
         if pod is not None:
             await asyncio.gather(*(self._end(c) for c in pod.containers.values()))
+            if pod.proxy is not None:
+                await pod.proxy.close()
             pod.namespaces.close()
         await asyncio.to_thread(shutil.rmtree, self.state / pod_uid, ignore_errors=True)
 
@@ -342,12 +364,27 @@ async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Pa
         ContainerError: containers cannot run on this machine; the text lists what is missing.
     """
     found = await Runc.find(Path())
+    shared: list[Images] = []  # one for all nodes, so that a layer is unpacked once; containers write above it
 
     def make(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> RuncRuntime:
-        own = Images(images or {}, folder / "images")
-        return RuncRuntime(folder, own, cdi_dirs, Runc(folder / "runc", found.version))
+        if not shared:
+            shared.append(Images(images or {}, folder / "images"))
+        return RuncRuntime(folder, shared[0], cdi_dirs, Runc(folder / "runc", found.version))
 
     return make
+
+
+def _has_token(container: ContainerConfig) -> bool:
+    return any(m.container == SERVICE_ACCOUNT for m in container.mounts)
+
+
+async def _proxy(api: ApiAccess, namespaces: PodNamespaces) -> ApiProxy:
+    try:
+        return await ApiProxy.start(api, namespaces)
+    except OSError as e:
+        raise ContainerError(
+            f"the pod cannot reach the API server at {api.host}:{api.port}: {e}; use an --api-address of 127.0.0.1"
+        ) from None
 
 
 def _as_create(error: str) -> str:

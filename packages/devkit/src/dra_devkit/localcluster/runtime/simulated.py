@@ -19,6 +19,7 @@ from .base_spec import PATH, bind
 from .changes import Changes
 from .container_logs import ContainerLog
 from .interface import (
+    ApiAccess,
     ContainerConfig,
     ContainerError,
     ContainerState,
@@ -97,9 +98,13 @@ class SimulatedRuntime:
         self.state = state
         self.cdi_dirs = cdi_dirs
         self.dev = dev
+        self.api: ApiAccess | None = None
         self._pods: dict[str, dict[str, _SimulatedContainer]] = {}
         self._earlier: dict[tuple[str, str], ContainerLog] = {}  # logs of the previous attempt
         self._changes = Changes()
+
+    def node_path(self, path: str) -> Path | None:
+        return None  # no process uses the path
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
         behavior = behavior_of(sandbox, container)

@@ -1,0 +1,131 @@
+"""Deploys a driver with its own manifests, as `dra deploy` renders them for the test's image and namespace, and removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from .cluster import JSON, POD_NAMESPACE, RESOURCE, Cluster, Driver
+
+_ADMIN = "resource.kubernetes.io/admin-access"
+
+
+class Deployment:
+    """The driver of a folder on a cluster.
+
+    Args:
+        manifests: a file with rendered manifests, such as the output of ``helm template``; None to render deploy/values.yaml.
+        overrides: values that replace those of values.yaml.
+        commands: shell commands that build and load ``{image}``, in order.
+    """
+
+    def __init__(self, cluster: Cluster, manifests: Path | None, overrides: JSON, commands: Sequence[str]) -> None:
+        self.cluster = cluster
+        self.manifests = manifests
+        self.overrides = overrides
+        self.commands = commands
+        self.text = ""
+
+    def deploy(self) -> None:
+        """Builds and loads the image, applies the manifests, and waits until the plugin is ready on each node."""
+        for command in self.commands:
+            _shell(command, self.cluster.settings.folder)
+        self.text = self.manifests.read_text() if self.manifests else self._render()
+        self.cluster.driver = self._driver()
+        namespace: JSON = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": POD_NAMESPACE}}
+        namespace["metadata"]["labels"] = {_ADMIN: "true"}
+        self._delete_namespace()  # of a killed run
+        self.cluster.apply(namespace, namespace="")
+        self.apply()
+
+    def apply(self) -> None:
+        """Applies the manifests, and waits until the plugin is ready on each node and has published its slices."""
+        self.cluster.kubectl("apply", "-f", "-", stdin=self.text)
+        self.wait_rolled_out()
+        self.cluster.wait("the driver publishes devices", self.cluster.devices)
+
+    def wait_rolled_out(self) -> None:
+        name = f"{self.cluster.driver.namespace}/daemonsets/{self.cluster.driver.daemon_set}"
+        path = f"/apis/apps/v1/namespaces/{name}"
+
+        def rolled_out() -> bool:
+            found = self.cluster.get(path)
+            status = found["status"]
+            wanted = status.get("desiredNumberScheduled", 0)
+            return bool(
+                status.get("observedGeneration", 0) >= found["metadata"]["generation"]
+                and wanted > 0
+                and wanted == status.get("updatedNumberScheduled", 0) == status.get("numberAvailable", 0)
+            )
+
+        self.cluster.wait(f"the DaemonSet {name} is ready on each node", rolled_out)
+
+    def remove(self) -> None:
+        """Deletes all objects of the tests, then the driver. Fails if slices of the driver stay."""
+        if not self.text:
+            return
+        try:
+            self._delete_namespace()
+        finally:
+            self.cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", "-", stdin=self.text, check=False)
+            for path in (f"{RESOURCE}/deviceclasses", self.cluster.served("devicetaintrules")):
+                for obj in self.cluster.items(path) if path else ():
+                    if obj["metadata"]["name"].startswith(POD_NAMESPACE):
+                        self.cluster.request("DELETE", f"{path}/{obj['metadata']['name']}")
+        # The kubelet deletes the slices of a plugin that is gone for 30 s.
+        self.cluster.wait("the kubelets delete the driver's slices", lambda: not self.cluster.slices())
+
+    def _delete_namespace(self) -> None:
+        path = f"/api/v1/namespaces/{POD_NAMESPACE}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.cluster.kubectl("delete", "namespace", POD_NAMESPACE, "--ignore-not-found", "--wait=false")
+        self.cluster.wait(f"the namespace {POD_NAMESPACE} is gone", lambda: self.cluster.get(path) is None)
+
+    def _render(self) -> str:
+        values = str(self.cluster.settings.folder / "deploy/values.yaml")
+        with tempfile.TemporaryDirectory() as folder:
+            (overrides := Path(folder, "overrides.yaml")).write_text(yaml.safe_dump(self.overrides))
+            _run(
+                [
+                    sys.executable,
+                    "-m",
+                    "dra_kubeletplugin",
+                    "deploy",
+                    values,
+                    "-f",
+                    str(overrides),
+                    "-C",
+                    f"{folder}/deploy",
+                ]
+            )
+            return _run(["kubectl", "kustomize", f"{folder}/deploy"])
+
+    def _driver(self) -> Driver:
+        documents = [d for d in yaml.safe_load_all(self.text) if d]
+        classes = [d["metadata"]["name"] for d in documents if d["kind"] == "DeviceClass"]
+        for document in documents:
+            if document["kind"] == "DaemonSet":
+                pod, meta = document["spec"]["template"]["spec"], document["metadata"]
+                env = {e["name"]: e.get("value", "") for c in pod["containers"] for e in c.get("env") or []}
+                if name := env.get("DRIVER_NAME"):
+                    device_class = self.cluster.settings.profile.get("device_class") or classes[0]
+                    account = pod["serviceAccountName"]
+                    return Driver(name, meta["namespace"], meta["name"], account, device_class, documents)
+        raise AssertionError("no DaemonSet of the manifests has the variable DRIVER_NAME")
+
+
+def _run(argv: Sequence[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, start_new_session=True)
+    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
+    return done.stdout
+
+
+def _shell(command: str, folder: Path) -> None:
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S602 - of the user
+    assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
