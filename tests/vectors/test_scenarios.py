@@ -12,7 +12,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from tests.vectors.scenario_replay import KNOWN_DIFFERENCES, SCENARIOS, TIMEOUT, StateDiffersError, replay
 
 
-@pytest.mark.cases(24)
+@pytest.mark.cases(48)
 @pytest.mark.parametrize("scenario", [pytest.param(s, id=s["id"]) for s in SCENARIOS])
 async def test_the_local_cluster_matches_the_recorded_scenario(scenario: JSON) -> None:
     reason = KNOWN_DIFFERENCES.get(scenario["id"])

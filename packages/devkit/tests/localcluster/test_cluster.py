@@ -15,7 +15,7 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.kubelet import Timers
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NAMESPACES, PODS
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NAMESPACES
 from tests.helpers.fake_plugin import FakePlugin
 from tests.helpers.objects import DRIVER, claim, claim_spec, device_class, pod, slice_of, template
 
@@ -45,12 +45,6 @@ async def wait_until_running(cluster: LocalCluster, *names: str) -> list[JSON]:
     return [await cluster.wait_running(name) for name in names]
 
 
-async def devices_of(cluster: LocalCluster, name: str) -> list[tuple[str, str]]:
-    claim_object = await cluster.client.get(CLAIMS, name, "default")
-    results = claim_object["status"]["allocation"]["devices"]["results"]
-    return [(r["pool"], r["device"]) for r in results]
-
-
 async def wait_for_reason(cluster: LocalCluster, name: str, text: str) -> None:
     """Waits until the condition PodScheduled contains ``text``."""
 
@@ -62,97 +56,11 @@ async def wait_for_reason(cluster: LocalCluster, name: str, text: str) -> None:
     await cluster.wait(f"{text!r} about {name}", has_reason)
 
 
-async def test_a_pod_is_scheduled_after_its_missing_class_is_created(cluster: LocalCluster) -> None:
-    await cluster.apply(pod("p", templates=["t"]))
-    await wait_for_reason(cluster, "p", "device class devices does not exist")
-    await cluster.apply(device_class())
-    await wait_until_running(cluster, "p")
-
-
 async def test_a_pod_is_scheduled_after_its_class_is_corrected(cluster: LocalCluster) -> None:
     await cluster.apply(device_class(driver="other.example.com"), pod("p", templates=["t"]))
     await wait_for_reason(cluster, "p", "cannot allocate all claims")
     await cluster.client.patch(CLASSES, "devices", {"spec": device_class()["spec"]})
     await wait_until_running(cluster, "p")
-
-
-async def test_an_error_of_a_selector_keeps_the_pod_pending_and_is_reported(cluster: LocalCluster) -> None:
-    wrong = device_class()
-    wrong["spec"]["selectors"] = [{"cel": {"expression": 'device.attributes["toy.example.com"].none == 1'}}]
-    await cluster.apply(wrong, pod("p", templates=["t"]))
-    await wait_for_reason(cluster, "p", "no such key: none")
-
-
-async def test_a_pod_runs_without_a_claim_when_its_status_has_no_claim_name(cluster: LocalCluster) -> None:
-    """Another controller sets the status: the claim of the template has the name null."""
-    await cluster.apply(pod("p", templates=["t"], schedulingGates=[{"name": "example.com/wait"}], used=False))
-
-    async def with_claim_status() -> JSON | None:
-        current = await cluster.pod("p")
-        return current if current and current["status"].get("resourceClaimStatuses") else None
-
-    current = await cluster.wait("the claim", with_claim_status)
-    current["status"]["resourceClaimStatuses"] = [{"name": "t0"}]
-    await cluster.client.update(PODS, current, "status")
-    await cluster.client.patch(PODS, "p", {"spec": {"schedulingGates": []}}, "default")
-    [current] = await wait_until_running(cluster, "p")
-    assert current["status"]["resourceClaimStatuses"] == [{"name": "t0"}]
-
-
-@pytest.mark.parametrize("containers", [1, 3])
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("external", [False, True])
-async def test_claims_of_templates_and_shared_claims_serve_pods_and_containers(
-    cluster: LocalCluster, containers: int, count: int, external: bool
-) -> None:
-    await cluster.apply(device_class(), *([claim("shared")] if external else []))
-    names = [f"p{i}" for i in range(count)]
-    for name in names:
-        pod_object = pod(name, claims=["shared"]) if external else pod(name, templates=["t"])
-        [first] = pod_object["spec"]["containers"]
-        pod_object["spec"]["containers"] = [{**first, "name": f"c{i}"} for i in range(containers)]
-        await cluster.apply(pod_object)
-    await wait_until_running(cluster, *names)
-    claims = (await cluster.client.list(CLAIMS, "default"))["items"]
-    assert sorted(len(c["status"]["reservedFor"]) for c in claims) == ([count] if external else [1] * count)
-    for name in names:
-        await cluster.delete_pod(name)
-
-    async def are_released() -> bool:
-        remaining = (await cluster.client.list(CLAIMS, "default"))["items"]
-        return not any((c.get("status") or {}).get("allocation") for c in remaining) and len(remaining) == int(external)
-
-    await cluster.wait("the release of the claims", are_released)
-
-
-async def test_all_devices_are_allocated_and_a_waiting_pod_gets_the_first_released_one(
-    cluster: LocalCluster,
-) -> None:
-    await cluster.apply(device_class(), *(claim(f"c{i}") for i in range(5)))
-    await cluster.apply(*(pod(f"p{i}", claims=[f"c{i}"]) for i in range(4)))
-    await wait_until_running(cluster, *(f"p{i}" for i in range(4)))
-    used = [d for i in range(4) for d in await devices_of(cluster, f"c{i}")]
-    assert sorted(used) == [(n, d) for n in NODES for d in ("d0", "d1")]
-    await cluster.apply(pod("p4", claims=["c4"]))
-    await wait_for_reason(cluster, "p4", "cannot allocate all claims")
-    released = await devices_of(cluster, "c2")
-    await cluster.delete_pod("p2")
-    await wait_until_running(cluster, "p4")
-    assert await devices_of(cluster, "c4") == released
-
-
-async def test_pods_use_the_same_claim_one_after_another(cluster: LocalCluster) -> None:
-    await cluster.apply(device_class(), claim("c"))
-    for number in range(3):
-        await cluster.apply(pod(f"p{number}", claims=["c"]))
-        await wait_until_running(cluster, f"p{number}")
-        await cluster.delete_pod(f"p{number}")
-
-        async def is_released() -> bool:
-            claim_object = await cluster.client.get(CLAIMS, "c", "default")
-            return not (claim_object.get("status") or {}).get("allocation")
-
-        await cluster.wait("the release of the claim", is_released)
 
 
 async def test_a_daemon_set_with_admin_access_gets_devices_in_use_on_each_node(cluster: LocalCluster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from typing import cast
 
 import pytest
@@ -94,27 +93,6 @@ async def test_an_event_whose_first_occurrence_was_dropped_is_created_with_its_c
     clock.now += 300
     await record(recorder, "late")
     assert events.counts == {"m": 25, "late": 3}
-
-
-async def test_random_events_are_written_as_client_go_writes_them(clock: Clock) -> None:
-    draw = random.Random(1)
-    for _ in range(30):
-        events = Events()
-        recorder = EventRecorder(cast(KubeClient, events), "kubelet")
-        tokens, expected, counts, similar = 25.0, dict[str, int](), dict[str, int](), set[str]()
-        for _ in range(60):
-            wait = draw.choice((0, 0, 0, 1, 300))
-            clock.now += wait
-            tokens = min(25.0, tokens + wait / 300)
-            message = f"m{draw.randint(0, 8)}"
-            similar.add(message)
-            counts[message] = counts.get(message, 0) + 1
-            if tokens >= 1:
-                tokens -= 1
-                expected[message] = counts[message]
-            await record(recorder, message)
-        assert len(similar) < 10
-        assert events.counts == expected
 
 
 @pytest.mark.usefixtures("clock")

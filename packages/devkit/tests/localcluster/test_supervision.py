@@ -14,7 +14,7 @@ from dra_devkit.localcluster.supervision import ComponentEnded, Supervisor
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import InvalidError
-from dra_kubeletplugin.kube.resource import CLAIMS, EVENTS, NAMESPACES, PODS
+from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES, PODS
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
 
 
@@ -105,29 +105,6 @@ async def test_a_failure_of_a_deleted_or_replaced_object_is_not_logged_and_other
                 await cluster.client.patch(CLAIMS, "c", {"metadata": metadata}, "default")
             controller.report_failure(Key(CLAIMS, "default", "c"), refused.value)
             assert any("looks" in r.message for r in caplog.records if r.levelname == "WARNING") is is_logged
-
-
-async def test_repeated_events_are_counted_and_similar_events_are_combined() -> None:
-    async with LocalCluster(()) as cluster:
-        [created] = await cluster.apply(pod("noisy"))
-        recorder = EventRecorder(cluster.client, "tester")
-        running = asyncio.ensure_future(recorder.run())
-        for _ in range(5):
-            recorder.warn(created, "Pod", "Same", "the same words")
-        for number in range(15):
-            recorder.warn(created, "Pod", "Similar", f"words {number}")
-
-        async def all_events() -> list[JSON]:
-            listed: list[JSON] = (await cluster.client.list(EVENTS, "default"))["items"]
-            return listed if sum(e["count"] for e in listed if e["reason"] == "Similar") == 15 else []
-
-        events = await cluster.wait("all events", all_events)
-        running.cancel()
-        same_events = [e for e in events if e["reason"] == "Same"]
-        assert [(e["count"], e["reportingComponent"]) for e in same_events] == [(5, "tester")]
-        similar = {e["message"]: e["count"] for e in events if e["reason"] == "Similar"}
-        assert len(similar) == 10
-        assert similar["(combined from similar events): words 14"] == 6
 
 
 async def test_a_flood_of_events_logs_one_line_and_counts_dropped_events(

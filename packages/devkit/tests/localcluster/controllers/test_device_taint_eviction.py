@@ -34,15 +34,6 @@ async def allocate(cluster: LocalCluster, device: str, *pods: str, **result: Any
     return created[1:]
 
 
-async def allocate_again(cluster: LocalCluster, device: str, name: str) -> None:
-    """Creates a second claim for the same device, and a pod with that claim."""
-    created = await cluster.apply(claim(name), pod(name, claims=[name], nodeName="node-1"))
-    consumer = {"resource": "pods", "name": name, "uid": created[1]["metadata"]["uid"]}
-    result = {"request": "device", "driver": DRIVER, "pool": "node-1", "device": device}
-    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
-    await cluster.client.update(CLAIMS, {**created[0], "status": status}, "status")
-
-
 async def taint(cluster: LocalCluster, *taints: JSON) -> None:
     spec = {"devices": [{"name": "d0"} | ({"taints": list(taints)} if taints else {}), {"name": "d1"}]}
     await cluster.client.patch(SLICES, "s-node-1", {"spec": spec})
@@ -71,33 +62,12 @@ async def test_all_pods_of_a_claim_with_a_tainted_device_are_deleted(cluster: Lo
         assert conditions["DisruptionTarget"] == ("True", "DeletionByDeviceTaintManager")
 
 
-async def test_another_effect_or_a_toleration_evicts_no_pods(cluster: LocalCluster) -> None:
-    await allocate(cluster, "d0", "stays", tolerations=[{"operator": "Exists", "key": BAD["key"]}])
-    await taint(cluster, BAD, {**BAD, "key": "toy.example.com/new", "effect": "NoSchedule"})
-    await allocate_again(cluster, "d0", "goes")
-    await wait_until_deleting(cluster, "goes")
-    assert cluster.events("stays") == []
-
-
 async def test_the_end_of_toleration_seconds_deletes_the_pod(cluster: LocalCluster) -> None:
     await allocate(cluster, "d0", "p", tolerations=[{"operator": "Exists", "tolerationSeconds": 2}])
     began = time.monotonic()
     await taint(cluster, BAD)
     await wait_until_deleting(cluster, "p")
     assert time.monotonic() - began >= 0.9  # timestamps have a resolution of one second
-
-
-async def test_the_removal_of_a_taint_cancels_the_deletion(cluster: LocalCluster) -> None:
-    await allocate(cluster, "d0", "lucky", tolerations=[{"operator": "Exists", "tolerationSeconds": 3600}])
-    await taint(cluster, BAD)
-    await allocate_again(cluster, "d0", "unlucky")
-    await wait_until_deleting(cluster, "unlucky")  # the controller has processed the taint
-    await taint(cluster)
-
-    async def cancelled() -> bool:
-        return cluster.events("lucky") == ["DeviceTaintManagerEviction: Cancelling deletion"]
-
-    await cluster.wait("the end of the deletion", cancelled)
 
 
 async def test_a_finished_pod_is_not_deleted(cluster: LocalCluster) -> None:

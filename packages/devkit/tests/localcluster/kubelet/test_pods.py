@@ -18,7 +18,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.reflector import Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from packages.devkit.tests.localcluster.kubelet.harness import KubeletHarness
-from tests.helpers.objects import claim, device_class, pod
+from tests.helpers.objects import pod
 
 
 @pytest.fixture
@@ -129,30 +129,6 @@ async def test_a_shared_claim_is_prepared_once_and_unprepared_with_its_last_pod(
         await harness.delete("two")
         await harness.wait_until_deleted("two")
         assert plugin.count("unprepare") == 1
-
-
-async def test_a_directly_bound_pod_waits_for_the_claim_of_its_template(harness: KubeletHarness) -> None:
-    await harness.cluster.apply(
-        device_class(), pod("p", templates=["t"], nodeName="node-1")
-    )  # without the template the controller cannot create the claim first
-    text = 'prepare dynamic resources: pod "default/p": ResourceClaim not created yet'
-    await harness.wait_for_event("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
-    await harness.assert_pending()
-
-
-async def test_a_pod_without_claim_reservation_or_driver_waits_and_reports_the_reason(harness: KubeletHarness) -> None:
-    """Behaviour 28: the messages are those of the kubelet."""
-    await harness.cluster.apply(device_class(), pod("missing", claims=["none"], nodeName="node-1"))
-    await harness.wait_for_event("missing", 'fetch ResourceClaim none: resourceclaims.resource.k8s.io "none" not found')
-    created = await harness.cluster.apply(claim("c"), pod("unreserved", claims=["c"], nodeName="node-1"))
-    uids = [m["metadata"]["uid"] for m in created]
-    await harness.wait_for_event(
-        "unreserved", f"pod unreserved ({uids[1]}) is not allowed to use ResourceClaim c ({uids[0]})"
-    )
-    await harness.run("unserved", "none.example.com")
-    await harness.wait_for_event("unserved", "prepare dynamic resources: DRA driver none.example.com is not registered")
-    for name in ("missing", "unreserved", "unserved"):
-        await harness.assert_pending(name)
 
 
 async def test_an_unresolvable_cdi_device_is_reported_and_prepare_is_not_repeated(harness: KubeletHarness) -> None:

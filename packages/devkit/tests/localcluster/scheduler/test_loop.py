@@ -183,27 +183,6 @@ async def test_a_request_for_too_many_devices_is_reported_within_a_second(cluste
     assert time.process_time() - started < 1
 
 
-async def test_a_claim_with_the_maximum_of_consumers_blocks_only_its_own_pods(cluster: LocalCluster) -> None:
-    await cluster.apply(*slice_and_class(2), claim("full"), claim("free"))
-    consumers = [{"resource": "pods", "name": f"p{i}", "uid": f"u{i}"} for i in range(256)]
-    await cluster.apply(pod("first", claim="full"))
-    await node_of(cluster, "first")
-    full_claim = await cluster.client.get(CLAIMS, "full", "default")
-    reserved = [
-        *full_claim["status"]["reservedFor"],
-        *({**c, "resource": "foos", "apiGroup": "example.com"} for c in consumers[1:]),
-    ]
-    await cluster.client.update(
-        CLAIMS, {**full_claim, "status": {**full_claim["status"], "reservedFor": reserved}}, "status"
-    )
-    await cluster.apply(pod("late", claim="full"), pod("other", claim="free"))
-    assert await node_of(cluster, "other") == "node-a"
-    await wait_for_event(
-        cluster, "late", 'running PreBind plugin "DynamicResources": add reservation to claim default/full: '
-    )
-    assert (await condition(cluster, "late"))["reason"] == "SchedulerError"
-
-
 async def test_pods_that_share_a_claim_reserve_it_without_conflicts(cluster: LocalCluster) -> None:
     await cluster.apply(*slice_and_class(1), claim("shared"))
     await cluster.apply(*[pod(f"p{i}", claim="shared") for i in range(40)])

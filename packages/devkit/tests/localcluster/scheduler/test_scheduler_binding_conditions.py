@@ -17,7 +17,6 @@ DRIVER = "sim.example.com"
 ATTACHED, FAILED = f"{DRIVER}/attached", f"{DRIVER}/failed"
 OTHER = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
 REFUSED = 'FailedScheduling: running PreBind plugin "DynamicResources":'
-PENDING = "BindingConditionsPending: waiting for binding conditions for device on node node-a"
 
 
 @pytest.fixture
@@ -89,44 +88,6 @@ async def node_of(cluster: LocalCluster) -> str:
     return str(await cluster.wait("the pod to be bound", check))
 
 
-async def test_the_pod_has_only_a_nominated_node_until_the_condition_is_true(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
-    claim_object = await wait_for_claim(cluster)
-    allocation = claim_object["status"]["allocation"]
-    assert allocation["devices"]["results"][0]["bindingConditions"] == [ATTACHED]
-    assert [r["name"] for r in claim_object["status"]["reservedFor"]] == ["bp"]
-    pod = await cluster.client.get(PODS, "bp", "default")
-    assert pod["status"]["nominatedNodeName"] == "node-a"
-    assert "nodeName" not in pod["spec"]
-    # The scheduler watches each kind separately. If it sees the pod before its claim, it reports this once in an event that remains.
-    assert not [c for c in pod["status"].get("conditions", []) if "binding" in c["message"]]
-    await set_condition(cluster, ATTACHED, ["d0"])
-    assert await node_of(cluster) == "node-a"
-
-    async def has_events() -> bool:
-        events = cluster.events("bp")
-        since = events[events.index(PENDING) :]
-        return since[:2] == [PENDING, "Scheduled: Successfully assigned default/bp to node-a"]
-
-    await cluster.wait("the event", has_events)
-    pod = await cluster.client.get(PODS, "bp", "default")
-    assert "nominatedNodeName" not in pod["status"]
-
-
-async def test_every_device_must_be_ready(cluster: LocalCluster) -> None:
-    await cluster.apply(
-        pool("node-a", [device_with_conditions("d0"), device_with_conditions("d1")]), *workload(count=2)
-    )
-    await wait_for_claim(cluster)
-    await set_condition(cluster, ATTACHED, ["d0"])
-    # The scheduler has processed the first device and schedules another pod. Only its own state shows that the first pod waits.
-    await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})  # fmt: skip
-    await cluster.wait_running("plain")
-    assert "nodeName" not in (await cluster.client.get(PODS, "bp", "default"))["spec"]
-    await set_condition(cluster, ATTACHED, ["d0", "d1"])
-    assert await node_of(cluster) == "node-a"
-
-
 async def test_a_failure_condition_deallocates_the_claim_and_retries_the_pod(cluster: LocalCluster) -> None:
     await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
     first = await wait_for_claim(cluster)
@@ -173,28 +134,6 @@ async def test_the_binding_timeout_deallocates_the_claim() -> None:
             return f"{REFUSED} device binding timeout" in cluster.events("bp")
 
         await cluster.wait("the timeout", has_event)
-
-
-async def test_a_pool_without_binding_conditions_is_preferred(cluster: LocalCluster) -> None:
-    all_nodes = {"allNodes": True}
-    await cluster.apply(
-        pool("a-fabric", [device_with_conditions("d0")], **all_nodes), pool("node-a", [{"name": "plain"}]), *workload()
-    )
-    assert await node_of(cluster) == "node-a"
-    result = (await claim(cluster))["status"]["allocation"]["devices"]["results"][0]
-    assert (result["pool"], result["device"]) == ("node-a", "plain")
-
-
-async def test_the_deletion_of_a_waiting_pod_deallocates_its_claim(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
-    await wait_for_claim(cluster)
-    await cluster.client.delete(PODS, "bp", "default")
-
-    async def is_deallocated() -> bool:
-        claim_object = await claim(cluster)
-        return claim_object["status"] == {} and not claim_object["metadata"].get("finalizers")
-
-    await cluster.wait("the claim to be deallocated", is_deallocated)
 
 
 async def test_a_claim_with_another_consumer_stays_allocated_after_a_failure(cluster: LocalCluster) -> None:

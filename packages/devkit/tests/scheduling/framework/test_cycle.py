@@ -19,7 +19,7 @@ from dra_devkit.scheduling.framework.node_allocation import AllocationMemory, Al
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_devkit.scheduling.framework.pod_info import PodInfo
 from dra_devkit.scheduling.framework.preemption import Victims, preempt
-from dra_devkit.scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError
+from dra_devkit.scheduling.framework.status import NodeDiagnosis, Plugin, Rejection
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi import node_selectors
 from dra_kubeletplugin.resourceapi.label_selectors import selected
@@ -473,34 +473,6 @@ def test_results_of_a_node_are_recomputed_after_a_change() -> None:
     assert feasible_nodes() == []
 
 
-def test_a_failed_selector_fails_the_pod_on_all_nodes() -> None:
-    cache = cache_with({"a": [{"name": "d0"}]})
-    cache.claims.observe(claim("c", selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].x == 1'}}]))
-    claims = read(with_claims("c"), cache)
-    assert isinstance(claims, PodClaims)
-    message = (
-        'running "DynamicResources" filter plugin: claim default/c: selector #0: CEL runtime error: no such key: x'
-    )
-    with pytest.raises(SchedulerError, match=message):
-        cycle_of(with_claims("c"), [node("a")], claims, cache).feasible()
-
-
-def test_earlier_alternatives_have_higher_scores() -> None:
-    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}, {"name": "d1"}]})
-    claim_object = claim("c")
-    alternatives = [
-        {"name": "two", "deviceClassName": "any", "count": 2},
-        {"name": "one", "deviceClassName": "any", "count": 1},
-    ]
-    claim_object["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": alternatives}]
-    cache.claims.observe(claim_object)
-    claims = read(with_claims("c"), cache)
-    assert isinstance(claims, PodClaims)
-    assert claims.has_alternatives
-    nodes = cycle_of(with_claims("c"), [node("a"), node("b")], claims, cache).feasible()
-    assert [claims.score(n.name) for n in nodes] == [7, 8]
-
-
 def cycle_with_long_search(limit: float, slow_after: float = math.inf) -> Cycle:
     """Returns the cycle of a pod whose claim no node can satisfy, which only a long search shows."""
     hard = [{"name": f"d{i}", "attributes": {"i": {"int": i}, "pair": {"int": i // 2}}} for i in range(24)]
@@ -589,21 +561,6 @@ def test_init_containers_share_requests_with_later_containers(
     created, mapped = requests_of(p, {"x.com/g": "gpu"})
     assert {r["name"]: r["exactly"]["count"] for r in created} == requests
     assert [(m["containerName"], m["requestName"]) for m in mapped] == mappings
-
-
-def test_a_node_with_the_extended_resource_needs_no_devices() -> None:
-    cache = cache_with({"b": [{"name": "d0"}]}, gpu={"extendedResourceName": "x.com/g"})
-    p = containers({"x.com/g": "1"})
-    with_resource = node("a", more={"x.com/g": "1"})
-    claims = read(p, cache)
-    assert isinstance(claims, PodClaims)
-    assert [n.name for n in cycle_of(p, [with_resource, node("b"), node("c")], claims, cache).feasible()] == ["a", "b"]
-    assert "a" not in claims.offers
-    offer = claims.offers["b"]
-    assert offer.extended is not None
-    assert offer.extended["spec"]["devices"]["requests"][0]["name"] == "container-0-request-0"
-    implicit = containers({"deviceclass.resource.kubernetes.io/any": "1"})
-    assert feasible(implicit, cache, node("b"), node("c")) == ["b"]
 
 
 def test_rejections_contain_the_plugin_for_requeueing() -> None:
