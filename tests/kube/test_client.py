@@ -17,7 +17,6 @@ from dra_kubeletplugin.kube import client as module
 from dra_kubeletplugin.kube.credentials import Credentials
 from dra_kubeletplugin.kube.decoding import (
     converting_errors,
-    decode_list,
     decode_object,
     decode_page,
     identity,
@@ -128,11 +127,6 @@ def test_paths(resource: Resource, place: tuple[str, ...], path: str) -> None:
     assert resource.path(*place) == path
 
 
-def test_the_api_version_of_a_resource_contains_group_and_version() -> None:
-    assert (CLAIMS.api_version, PODS.api_version) == ("resource.k8s.io/v1", "v1")
-    assert not Resource("g", "v", "p").namespaced
-
-
 C = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
 S = "/apis/resource.k8s.io/v1/resourceslices"
 PLAIN = "application/json"
@@ -182,39 +176,6 @@ async def test_each_call_sends_the_expected_request(
     assert (json.loads(data) if data else None) == body
 
 
-async def test_headers_follow_the_credentials() -> None:
-    credentials = StubCredentials("Bearer a", "Bearer b", "")
-    c = KubeClient(ApiConfig("http://server", credentials=credentials))
-    seen = []
-    for _ in range(3):
-        seen.append([(await c.headers()).get("Authorization") for _ in range(2)])
-        credentials.rejected()
-    assert seen == [["Bearer a"] * 2, ["Bearer b"] * 2, [None, None]]
-    await c.close()
-
-
-async def test_a_client_closes_its_transport(sent: StubTransport) -> None:
-    async with client():
-        pass
-    assert sent.done == ["closed"]
-
-
-async def test_closing_the_client_ends_a_version_request(sent: StubTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*args: Any) -> HttpResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    monkeypatch.setattr(sent, "request", never)
-    c = client()
-    waiting = asyncio.ensure_future(c.dra_version())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    await c.close()
-    with pytest.raises(ApiError, match="the client was closed"):
-        async with asyncio.timeout(30):
-            await waiting
-
-
 # --- retries ------------------------------------------------------------------------------------------------
 
 
@@ -260,21 +221,6 @@ async def test_a_wait_longer_than_the_timeout_is_an_error_at_once(
     assert len(sent.requests) == requests
 
 
-async def test_a_401_is_retried_once_with_new_credentials(sent: StubTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent.responses = [response_of({}, 401), response_of(OBJECT)]
-    c = client("old", "new")
-    monkeypatch.setattr(c.config.tls, "rejected", lambda: sent.done.append("certificates read again"))
-    await c.call("GET", "/x")
-    assert sent.done.pop(0) == "certificates read again"
-    assert [h["Authorization"] for _, _, h, _ in sent.requests] == ["old", "new"]
-    assert sent.done == ["idle connections closed"]
-    sent.responses = [response_of({}, 401)]
-    with pytest.raises(ApiError) as e:
-        await client("old", "new").call("GET", "/x")
-    assert e.value.status == 401
-    assert len(sent.requests) == 4
-
-
 async def test_a_401_after_a_wait_is_final(sent: StubTransport) -> None:
     sent.responses = [response_of({}, 429, retry_after="0"), response_of({}, 401)]
     with pytest.raises(ApiError) as e:
@@ -282,64 +228,11 @@ async def test_a_401_after_a_wait_is_final(sent: StubTransport) -> None:
     assert (e.value.status, len(sent.requests)) == (401, 2)
 
 
-async def test_a_timeout_reports_what_the_client_waited_for(
-    sent: StubTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(*args: Any) -> HttpResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    monkeypatch.setattr(sent, "request", never)
-    for c, more in ((client(timeout=0.01), {}), (client(), {"timeout": 0.01})):
-        with pytest.raises(ApiError, match=r"GET /x: no response from http://server within 0.01s \(the load\)") as e:
-            await c.call("GET", "/x", **more)
-        assert e.value.unreachable
-
-
 # --- versions -----------------------------------------------------------------------------------------------
 
 
 def group(*versions: str) -> HttpResponse:
     return response_of({"versions": [{"version": v} for v in versions]})
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "group_requests"),
-    [
-        ("/apis/resource.k8s.io/v1/resourceslices", {}, 2),
-        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {}}, 2),
-        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {"name": ""}}, 2),
-        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": "n"}, 2),
-        ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {"name": "n"}}, 1),
-        ("/apis/apps/v1/deployments", {}, 1),
-        ("/apis/resource.k8s.io", {}, 1),
-    ],
-)
-async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again(
-    path: str, body: Any, group_requests: int, sent: StubTransport
-) -> None:
-    c = client()
-    sent.responses = [group("v1"), response_of(body, 404), group("v1beta1")]
-    assert await c.dra_version() == "v1"
-    with pytest.raises(ApiError):
-        await c.call("GET", path)
-    assert await c.dra_version() == ("v1beta1" if group_requests == 2 else "v1")
-    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == group_requests + (
-        path == "/apis/resource.k8s.io"
-    )
-
-
-async def test_other_refusals_do_not_forget_the_version(sent: StubTransport) -> None:
-    c = client()
-    sent.responses = [group("v1"), response_of({}, 403), group("v1beta1")]
-    await c.dra_version()
-    with pytest.raises(ApiError):
-        await c.call("GET", "/apis/resource.k8s.io/v1/resourceslices")
-    assert await c.dra_version() == "v1"
-    assert await c.refresh_version() == "v1beta1"
-    c.forget_version()
-    assert await c.dra_version() == "v1beta1"
-    assert len(sent.requests) == 4
 
 
 @pytest.mark.parametrize("plural", ["resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates"])
@@ -377,36 +270,6 @@ async def test_a_404_means_no_served_version_and_other_errors_are_raised_unchang
             await discovery.version()
         assert e.value.status == status
     await discovery.close()
-
-
-@pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": {"version": "v1"}}])
-async def test_a_response_without_a_list_of_versions_is_an_error(body: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match="lists no versions"):
-        await Discovery(lambda: asyncio.sleep(0, body)).version()
-    with pytest.raises(ApiError) as e:
-        await Discovery(lambda: asyncio.sleep(0, {**body, "x": "x" * 1000})).version()
-    assert len(str(e.value)) == len("/apis/resource.k8s.io: the response lists no versions: ") + 300
-
-
-async def test_callers_share_one_version_request_and_a_cancelled_caller_does_not_end_it() -> None:
-    group_requests, release = 0, asyncio.Event()
-
-    async def fetch() -> dict[str, Any]:
-        nonlocal group_requests
-        group_requests += 1
-        await release.wait()
-        return {"versions": [{"version": "v1"}]}
-
-    discovery = Discovery(fetch)
-    tasks = [asyncio.create_task(discovery.version()) for _ in range(3)]
-    await asyncio.sleep(0)
-    tasks[0].cancel()
-    await asyncio.sleep(0)
-    release.set()
-    assert await asyncio.gather(*tasks[1:]) == ["v1", "v1"]
-    assert group_requests == 1
-    assert await discovery.refresh() == "v1"
-    assert group_requests == 2
 
 
 async def test_a_change_of_the_served_version_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -451,18 +314,6 @@ async def test_a_failed_refresh_keeps_the_known_version_and_close_ends_a_refresh
 # --- streams ------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_yields_the_lines_of_the_response(sent: StubTransport) -> None:
-    sent.responses = [response_of()]
-    sent.sends = [b"a", b"b"]
-    opened: list[int] = []
-    async with client("t").stream("/w", {"a": "1", "b": ""}, 7, lambda: opened.append(1)) as lines:
-        assert opened == [1]
-        assert [line async for line in lines] == [b"a", b"b"]
-    assert sent.requests[0][1] == "/w?a=1"
-    assert sent.requests[0][2]["Authorization"] == "t"
-    assert (sent.silence, sent.done, sent.closed_lines) == (7, ["stream"], True)
-
-
 @pytest.mark.parametrize("status", [201, 401, 410, 500])
 async def test_a_refused_stream_raises_an_error_with_status_and_message(status: int, sent: StubTransport) -> None:
     sent.responses = [response_of({"message": "no"}, status)]
@@ -471,15 +322,6 @@ async def test_a_refused_stream_raises_an_error_with_status_and_message(status: 
             pytest.fail("opened")
     assert e.value.status == status
     assert ("idle connections closed" in sent.done) == (status == 401)
-
-
-async def test_a_silent_stream_raises_an_error(sent: StubTransport) -> None:
-    sent.responses = [response_of()]
-    sent.sends = [b"a", TimeoutError()]
-    with pytest.raises(ApiError, match="GET /w: http://server was silent for 7s"):
-        async with client().stream("/w", {}, 7, lambda: None) as lines:
-            async for _ in lines:
-                pass
 
 
 # --- responses ----------------------------------------------------------------------------------------------
@@ -522,50 +364,6 @@ def test_every_other_response_is_an_error(response: HttpResponse, status: int, m
 def test_a_long_error_response_is_shortened_in_the_message() -> None:
     assert len(str(refusal(response_of(b"x" * 5000, 500), "w"))) == len("w: 500 ") + 300
     assert len(str(refusal(response_of({"message": "x" * 5000}, 500), "w"))) == len("w: 500 ") + 900
-
-
-def lists(**more: Any) -> dict[str, Any]:
-    return LIST | more
-
-
-@pytest.mark.parametrize(
-    ("page", "good"),
-    [
-        (lists(), True),
-        (lists(items=[]), True),
-        (lists(items=None), True),
-        (lists(metadata={"resourceVersion": "1", "continue": "c"}), True),
-        (lists(items={}), True),
-        (lists(items={"a": 1}), False),
-        (lists(metadata=None), False),
-        (lists(metadata=[]), False),
-        (lists(metadata={}), False),
-        (lists(metadata={"resourceVersion": 1}), False),
-        (lists(metadata={"resourceVersion": "1", "continue": 1}), False),
-        (lists(items=[OBJECT, {}]), False),
-    ],
-)
-def test_the_client_accepts_only_lists_of_objects(page: dict[str, Any], good: bool) -> None:
-    if good:
-        assert decode_list(page, "w") == page | {"items": page["items"] or []}
-        if page["items"] != {}:
-            found = decode_page(response_of(page), "w")
-            assert [json.loads(bytes(i)) for i in found.items or []] == (page["items"] or [])
-            assert found.metadata.cont == page["metadata"].get("continue", "")
-        return
-    with pytest.raises(ApiError, match="w: the response is "):
-        decode_list(page, "w")
-    with pytest.raises(ApiError, match="w: the response is not a list of objects"):
-        decode_page(response_of(page), "w")
-
-
-@pytest.mark.parametrize("missing", ["name", "uid"])
-def test_an_item_without_name_or_uid_is_rejected(missing: str) -> None:
-    item = {"metadata": OBJECT["metadata"] | {missing: ""}}
-    with pytest.raises(ApiError, match="no name or no UID"):
-        decode_page(response_of(lists(items=[OBJECT, item])), "w")
-    with pytest.raises(ApiError):
-        decode_list(lists(items=[OBJECT, item]), "w")
 
 
 @pytest.mark.parametrize("of", ["name", "uid", "resourceVersion"])

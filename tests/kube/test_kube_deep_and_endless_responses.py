@@ -24,7 +24,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
-from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.decoding import as_json
+from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json

@@ -149,13 +149,6 @@ async def test_a_lease_without_a_duration_has_the_elector_s_own_duration(elect: 
     assert api.writes[0][0] == 16
 
 
-@pytest.mark.parametrize("by", ["", None])
-async def test_the_elector_takes_a_released_lease_at_once(elect: Any, by: str | None) -> None:
-    api = Api(until=1, lease=held(by))
-    await elect(api)
-    assert (api.writes[0][0], api.writes[0][1]["leaseTransitions"]) == (0, 4)
-
-
 async def test_the_elector_takes_its_own_earlier_lease_at_once_and_keeps_it(elect: Any) -> None:
     api = Api(until=1, lease=held("me"))
     await elect(api)
@@ -176,17 +169,6 @@ async def test_each_change_of_the_lease_restarts_the_wait(elect: Any) -> None:
     assert api.writes[0][0] == 30, "20 s after the change, which the elector sees at 10 s"
 
 
-async def test_a_leader_that_cannot_renew_stops_at_the_deadline_after_its_last_renewal(elect: Any) -> None:
-    api = Api(until=100)
-    api.faults = [None, None, None] + [ApiError("away")] * 50
-    elector = await elect(api)
-    assert [at for at, _ in api.writes] == [0, 0]
-    assert [at for at, verb in api.calls if verb == "update"] == [0, 2, 4, 6, 8]
-    assert api.now == 10
-    assert (elector.leader.is_set(), elector.lost.is_set(), elector.holder) == (False, True, "me")
-    assert elector.fault == "leader election by lease ns/driver: away"
-
-
 async def test_the_leader_reports_leadership_from_its_first_write_to_its_end(elect: Any) -> None:
     api = Api(until=30, lease=held("other"))
     seen: list[bool] = []
@@ -194,36 +176,6 @@ async def test_the_leader_reports_leadership_from_its_first_write_to_its_end(ele
         api.at[at] = lambda: seen.append(api.elector is not None and api.elector.leader.is_set())
     elector = await elect(api)
     assert (seen, elector.leader.is_set()) == ([False, True, True], False)
-
-
-async def test_a_leader_frozen_past_its_deadline_stops_before_any_check(elect: Any) -> None:
-    api = Api(until=30)
-    seen: list[tuple[bool, bool]] = []
-
-    def jump() -> None:
-        elector = cast(LeaderElector, api.elector)
-        before, api.now = elector.leads, api.now + 10
-        seen.append((before, elector.leads))
-
-    api.at[5] = jump
-    await elect(api)
-    assert seen == [(True, False)]
-
-
-async def test_the_leader_creates_a_deleted_lease_again(elect: Any) -> None:
-    api = Api(until=30)
-
-    def delete() -> None:
-        api.lease = None
-        api.faults = [NotFoundError("no such lease", details={"details": {"name": "driver"}})]
-
-    api.at[5] = delete
-    elector = await elect(api)
-    assert api.now > 30, "the elector led until the end of the test"
-    assert (elector.fault, elector.holder) == ("", "me")
-    assert [(at, verb) for at, verb in api.calls if at in {6, 8}] == [
-        (6, "update"), (6, "get"), (6, "create"), (8, "update"),
-    ]  # fmt: skip
 
 
 async def test_an_elector_that_saw_the_holder_waits_after_the_lease_is_deleted(elect: Any) -> None:
@@ -272,16 +224,6 @@ async def test_a_renewal_at_the_last_retry_before_the_deadline_counts(elect: Any
     assert api.now == (16 if failures == 4 else 10)
 
 
-async def test_a_leader_stops_when_the_lease_names_another_holder(elect: Any) -> None:
-    api = Api(until=30)
-    api.at[3] = renewed(api, "other")
-    elector = await elect(api)
-    assert [at for at, _ in api.writes] == [0, 0, 2]
-    assert [verb for _, verb in api.calls] == ["get", "create", "update", "update", "update", "get"]
-    assert api.now == 4
-    assert (elector.holder, elector.lost.is_set(), elector.leader.is_set()) == ("other", True, False)
-
-
 async def test_a_leader_continues_after_another_client_changed_its_lease(elect: Any) -> None:
     api = Api(until=7)
     api.at[3] = renewed(api, "me", more="label")
@@ -318,14 +260,6 @@ async def test_the_elector_reports_a_repeated_error_once(
     assert elector.fault == ""
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert warnings == [f"cannot acquire or renew lease ns/driver: {message}"]
-
-
-@pytest.mark.parametrize("spec", [{"holderIdentity": 7}, [1], "x"])
-async def test_a_malformed_lease_is_reported_and_not_overwritten(elect: Any, spec: Any) -> None:
-    api = Api(until=5, lease={"metadata": {"name": "driver", "resourceVersion": "1"}, "spec": spec})
-    elector = await elect(api)
-    assert api.writes == []
-    assert "is not a Lease" in elector.fault
 
 
 # --- release ------------------------------------------------------------------------------------------------

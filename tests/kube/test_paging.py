@@ -10,9 +10,9 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.decoding import Metadata, Page
+from dra_kubeletplugin.kube.decoding import Metadata, Page, as_json
 from dra_kubeletplugin.kube.errors import GoneError, api_error
-from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import PODS
 
 GONE = GoneError("the continue token is too old")

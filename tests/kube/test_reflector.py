@@ -60,13 +60,9 @@ class Server:
             raise found
         return found
 
-    async def list(self, resource: Resource, namespace: str, *, fields: str, limit: int, cont: str) -> JSON:
+    async def page(self, resource: Resource, namespace: str, *, fields: str, limit: int, cont: str) -> Page:
         self.asked.append(("list", resource.version, namespace, fields, limit, cont))
-        return cast(JSON, self._next())
-
-    async def page(self, resource: Resource, namespace: str, **request_log: Any) -> Page:
-        self.asked.append("items as they came")
-        return msgspec.json.decode(json.dumps(await self.list(resource, namespace, **request_log)), type=Page)
+        return msgspec.json.decode(json.dumps(self._next()), type=Page)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -144,14 +140,6 @@ async def test_a_watch_begins_at_the_resource_version_of_the_list(follow: Any) -
     assert reflector.items == {"u-b": obj("b", "8")}
 
 
-async def test_an_empty_selector_is_not_sent_and_the_silence_timeout_is_180_seconds(follow: Any) -> None:
-    server = Server(listing(), ([], 0))
-    await follow(server)
-    assert server.asked[0] == ("list", "v1", "", "", 500, "")
-    assert "fieldSelector" not in server.query
-    assert server.silence == 180.0
-
-
 async def test_a_list_is_read_to_its_last_page_and_reports_additions_changes_and_deletions(follow: Any) -> None:
     first = [listing(obj("a"), more="c1"), listing(obj("b"), more="c2"), listing(obj("c"), version="9")]
     server = Server(*first, GoneError("gone"), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
@@ -218,38 +206,6 @@ async def test_pauses_grow_to_at_most_half_a_minute(follow: Any) -> None:
     assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6] + [30.0] * 5
 
 
-@pytest.mark.parametrize("away", [0, 12], ids=["another answers", "away for 12 tries"])
-async def test_plugins_whose_watches_end_together_reconnect_spread_over_seconds(
-    away: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrivals: list[list[float]] = [[] for _ in range(away + 1)]  # seconds from the end of the watches to each attempt
-    for _ in range(400):
-        server = Server(listing(), ([], 60), *[ApiError("refused")] * away)
-        cut = server.now + 60
-
-        async def sleep(seconds: float, server: Server = server) -> None:
-            server.now += seconds
-
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda server=server: server.now))
-        stream = server.stream
-
-        def noted(*args: Any, server: Server = server, cut: float = cut, stream: Any = stream, **more: Any) -> Any:
-            if server.now >= cut:
-                arrivals[sum(a == "cut" for a in server.asked)].append(server.now - cut)
-                server.asked.append("cut")
-            return stream(*args, **more)
-
-        server.stream = noted  # type: ignore[method-assign]
-        with contextlib.suppress(Enough):
-            async for _event in Reflector(cast(KubeClient, server), NODES).events():
-                pass
-    for times in filter(None, arrivals):
-        busiest = max(sum(start <= t < start + 0.1 for t in times) for start in times)
-        assert busiest < 0.25 * len(times), "in no tenth of a second, a quarter of the plugins reconnects"
-    assert len(arrivals[0]) == 400
-
-
 async def test_pauses_vary_by_half(follow: Any) -> None:
     server = Server(ApiError("away"), ApiError("away"), chance=0)
     await follow(server)
@@ -302,37 +258,6 @@ async def test_an_error_keeps_its_class_and_a_failed_list_reports_no_objects(fol
     assert isinstance(reflector.error, ForbiddenError)
     assert (reflector.error.status, reflector.fault) == (403, "no")
     assert reflector.error.__traceback__ is None
-
-
-async def test_last_message_and_error_describe_the_reflector_s_state(follow: Any) -> None:
-    away = Server(ApiError("away"))
-    reflector, _ = await follow(away)
-    assert (reflector.last_message, reflector.fault) == (0.0, "away")
-    server = Server(listing(), ([], 9), ([], 20))
-    reflector, _ = await follow(server)
-    assert (reflector.last_message, reflector.fault) == (1009.0, ""), "the time at which the last watch was accepted"
-    server = Server(listing(), ([line("ADDED", obj(n)) for n in "abc"], 0))
-    reflector, _ = await follow(server)
-    assert reflector.last_message == 1001.5, "the time at which the last line arrived"
-
-
-async def test_without_copies_the_reflector_keeps_only_the_identity_of_objects(follow: Any) -> None:
-    events = [line("ADDED", obj("b", "8", spec=1)), line("DELETED", obj("a", "9", spec=1))]
-    server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), GoneError(""), listing(obj("b", "8")))
-    reflector, seen = await follow(server, copies=False)
-    assert seen == [("ADDED", "a"), ("ADDED", "c"), SYNCED, ("ADDED", "b"), ("DELETED", "a"), ("DELETED", ""), SYNCED]
-    assert reflector.items == {}
-    assert [set(e) for e in server.events if e] == [{"metadata"}] * 5, "the reflector does not read the spec"
-    assert request_log(server).count("items as they came") == request_log(server).count("list") == 2
-
-
-@pytest.mark.parametrize("copies", [True, False])
-async def test_an_error_contains_the_readable_part_of_the_server_s_message(copies: bool, follow: Any) -> None:
-    fault = line("ERROR", {"code": 500, "message": "etcd " + "x" * 1000})
-    server = Server(listing(), ([fault], 0))
-    reflector, _ = await follow(server, copies=copies)
-    assert reflector.fault.startswith("watch nodes: etcd xxx")
-    assert len(reflector.fault) == len("watch nodes: ") + 300
 
 
 async def test_the_first_the_fifth_and_every_twentieth_failure_are_logged(

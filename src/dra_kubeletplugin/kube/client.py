@@ -18,9 +18,9 @@ from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
 from .decoding import (
     Page,
+    as_json,
     check_response,
     converting_errors,
-    decode_list,
     decode_object,
     decode_page,
     refusal,
@@ -83,8 +83,10 @@ class KubeClient:
         limit: int = 0,
         cont: str = "",
     ) -> JSON:
-        path = resource.path(namespace)
-        return decode_list(await self.call("GET", path, query=_list_query(fields, labels, limit, cont)), f"GET {path}")
+        """Returns one page of a list: its ``items``, and its ``metadata`` with ``resourceVersion`` and ``continue``."""
+        page = await self.page(resource, namespace, fields=fields, labels=labels, limit=limit, cont=cont)
+        meta = {"resourceVersion": page.metadata.resource_version, "continue": page.metadata.cont}
+        return {"metadata": meta, "items": [as_json(item) for item in page.items or ()]}
 
     async def page(
         self,
@@ -102,7 +104,8 @@ class KubeClient:
         Args:
             checked: whether the metadata of each item is checked; False if the caller checks it.
         """
-        path, query = resource.path(namespace), _list_query(fields, labels, limit, cont)
+        path = resource.path(namespace)
+        query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
         response = await self._call("GET", path, check_response, query=query, content_type="")
         if len(response.body) <= LARGE:
             return decode_page(response, f"GET {path}", checked=checked)
@@ -291,10 +294,6 @@ class KubeClient:
         """Returns a resource of resource.k8s.io, by its plural name, in the version of :meth:`dra_version`."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
-
-
-def _list_query(fields: str, labels: str, limit: int, cont: str) -> dict[str, str]:
-    return {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

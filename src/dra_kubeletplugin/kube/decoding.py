@@ -95,8 +95,7 @@ def decode_page(response: HttpResponse, what: str, *, checked: bool = True) -> P
     Args:
         checked: whether the items are checked.
     """
-    if response.status >= 300:
-        decode_object(response, what)  # always raises
+    check_response(response, what)
     try:
         page: Page = from_json(response.body, Page)
         for item in page.items or [] if checked else ():
@@ -108,6 +107,18 @@ def decode_page(response: HttpResponse, what: str, *, checked: bool = True) -> P
             f"{what}: the response is not a list of objects ({printable(e)}): {_excerpt(response)}"
         ) from None
     return page
+
+
+def as_json(item: msgspec.Raw) -> JSON:
+    """Decodes the whole object.
+
+    Raises :class:`ApiError` if it is not a JSON object: :meth:`KubeClient.page` checks only the metadata of items.
+    """
+    try:
+        decoded: JSON = from_json(item, dict[str, Any])
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"an object of the list cannot be read: {describe(e)}") from None
+    return decoded
 
 
 def identity(obj: Any) -> tuple[str, str]:
@@ -127,20 +138,6 @@ def require_identity(obj: JSON, what: str) -> JSON:
     except ValueError as e:
         raise ApiError(f"{what}: the response is {e}") from None
     return obj
-
-
-def decode_list(page: JSON, what: str) -> JSON:
-    """Returns ``page`` with its items; null items become an empty list. Raises :class:`ApiError` if it is not a list of objects."""
-    items, meta = page.get("items") or [], page.get("metadata")
-    if not isinstance(items, list) or not isinstance(meta, dict):
-        raise ApiError(f"{what}: the response is not a list: {clip(printable(page), _SHOWN)}")
-    if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
-        raise ApiError(
-            f"{what}: the response is not a list with a valid resourceVersion and continue: {clip(printable(meta), _SHOWN)}"
-        )
-    for item in items:
-        require_identity(item, what)
-    return {**page, "items": items}
 
 
 def refusal(response: HttpResponse, what: str) -> ApiError:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from ..base.json_types import JSON
-from ..errors import ApiError, describe
-from ..resourceapi.encoded import from_json
 from .client import KubeClient
 from .decoding import Page
 from .errors import GoneError
@@ -70,15 +67,3 @@ async def read_all(
         finally:
             waiting.cancel()
     raise AssertionError("a second attempt returns or raises")
-
-
-def as_json(item: msgspec.Raw) -> JSON:
-    """Decodes the whole object.
-
-    Raises :class:`ApiError` if it is not a JSON object: :meth:`KubeClient.page` checks only the metadata of items.
-    """
-    try:
-        decoded: JSON = from_json(item, dict[str, Any])
-    except (ValueError, RecursionError) as e:
-        raise ApiError(f"an object of the list cannot be read: {describe(e)}") from None
-    return decoded

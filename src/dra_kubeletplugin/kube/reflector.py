@@ -25,7 +25,7 @@ from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
 from .client import LARGE, KubeClient
-from .decoding import Bare, converting_errors, identity
+from .decoding import Bare, as_json, converting_errors, identity
 from .errors import api_error
 from .resource import Resource
 
@@ -224,12 +224,9 @@ class Reflector:
 
     async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
         """Returns the items, the list's resource version, and the continue token."""
-        if self._copies:
-            page = await self.client.list(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
-            items = ((i, msgspec.Raw()) for i in page["items"])
-            return items, page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
         found = await self.client.page(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
-        return ((_bare(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
+        decode = as_json if self._copies else _bare
+        return ((decode(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
 
     async def _decoded(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
         """Returns the type of an event, its object, and the encoded object. Long lines are decoded in a thread."""

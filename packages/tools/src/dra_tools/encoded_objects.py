@@ -15,7 +15,7 @@ import msgspec
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.paging import as_json
+from dra_kubeletplugin.kube.decoding import as_json
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS, SLICES, TAINT_RULES
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 

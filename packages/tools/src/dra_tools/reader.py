@@ -12,8 +12,9 @@ from dra_devkit.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, QuestionError
 from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.decoding import as_json
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
-from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import (
     CLAIMS,
     CLASSES,

@@ -22,7 +22,8 @@ from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.errors import ApiError, DraError, describe
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.decoding import as_json
+from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, EVENTS, NODES, PODS, SLICES, TEMPLATES
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 

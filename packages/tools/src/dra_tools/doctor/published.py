@@ -15,9 +15,9 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names, natural
 from dra_kubeletplugin.errors import ApiError, DraError
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.decoding import Bare
+from dra_kubeletplugin.kube.decoding import Bare, as_json
 from dra_kubeletplugin.kube.errors import ForbiddenError
-from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import CLASSES, NODES, SLICES
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
