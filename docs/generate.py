@@ -20,7 +20,6 @@ from dra_devkit import kubernetes_releases
 from dra_devkit.hosts import described, schema
 from dra_devkit.hosts import model as parts
 from dra_devkit.packaging.manifests import monitoring, source_reader
-from dra_kubeletplugin.base.telemetry import metrics
 from dra_kubeletplugin.resourceapi import fields
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +31,7 @@ def files() -> dict[str, str]:
     return {
         "docs/errors.md": reference_pages.errors_page(),
         "docs/settings.md": reference_pages.settings_page(),
-        "docs/metrics.md": metrics.page(),
+        "docs/metrics.md": reference_pages.metrics_page(),
         "docs/commands.md": command_reference.page(),
         "docs/conformance-checks.md": reference_pages.conformance_page(),
         "docs/hosts.md": hosts(),

@@ -10,6 +10,7 @@ from dra_conformance.catalogue import CATALOGUE, Requirement
 from dra_conformance.reports import catalogue_markdown
 from dra_kubeletplugin import errors
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
+from dra_kubeletplugin.base.telemetry import metrics
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.errors import CLASSES
 
@@ -93,3 +94,23 @@ def _options(options: Iterable[Field[Any]]) -> list[str]:
         default = f"{f.default:g}s" if isinstance(f.default, float) else str(f.default)
         out.append(f"| `{f.metadata['flag']}` | `{f.metadata['env']}` | `{default or ' '}` | {f.metadata['help']} |")
     return out
+
+
+def metrics_page() -> str:
+    """Returns the documentation page that lists all metrics, in Markdown."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `src/dra_kubeletplugin/base/telemetry/metrics.py` by `make docs`. `/metrics` of plugin and controller",
+        "serves them in Prometheus' text format, if `HTTP_ADDRESS` is set. Names do not depend on the driver.",
+        "A driver can have [metrics of its own](monitoring.md#metrics-of-a-driver).",
+        "[Monitoring](monitoring.md) has alerts and a dashboard that use them.",
+        "",
+        "| name | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for kind, table in (("counter", metrics.COUNTERS), ("gauge", metrics.GAUGES), ("histogram", metrics.HISTOGRAMS)):
+        for name, (text, labels) in table.items():
+            shown = ", ".join(f"`{label}`" for label in labels) or " "
+            lines.append(f"| `{metrics.PREFIX}{name}` | {kind} | {shown} | {text} |")
+    return "\n".join(lines) + "\n"

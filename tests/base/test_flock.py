@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import os
 import shutil
@@ -13,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -103,26 +101,6 @@ def test_a_folder_behind_a_symbolic_link_has_the_lock_of_its_target(tmp_path: Pa
     lock.acquire(0)
     assert not can_lock(tmp_path / "target")
     lock.close()
-
-
-def test_acquire_raises_for_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        FolderLock(tmp_path / "file").acquire(0)
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_a_failed_check_of_the_folder_name_releases_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = FolderLock(tmp_path)
-
-    def fails(*_: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os.path, "samestat", fails)
-        with pytest.raises(OSError, match="No space left"):
-            lock.acquire(0)
-    assert can_lock(tmp_path)
 
 
 async def test_a_task_that_waits_for_a_lock_does_not_block_the_event_loop_and_takes_nothing_if_it_is_cancelled(

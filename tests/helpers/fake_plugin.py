@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 
+from dra_devkit.localcluster.listeners import stop_listening
 from dra_kubeletplugin._proto import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -23,7 +24,6 @@ from dra_kubeletplugin._proto import (
 )
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
-from dra_kubeletplugin.base.http_server.server import stop_listening
 
 HEALTHY, UNHEALTHY = 1, 2
 _HEALTH = {

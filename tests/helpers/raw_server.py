@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from dra_kubeletplugin.base.http_server.server import stop_listening
+from dra_devkit.localcluster.listeners import stop_listening
 
 Reply = Callable[["RawServer", bytes], Awaitable[bytes | None]]
 

@@ -70,14 +70,9 @@ class _PathLock:
             except BlockingIOError:
                 return False
             # A lock on a file or folder that was removed or replaced would exclude no other process.
-            has_name = False
-            try:
-                has_name = self._has_name()
-            finally:
-                if not has_name:
-                    self.close()
-            if has_name:
+            if self._has_name():
                 return True
+            self.close()
 
     def _has_name(self) -> bool:
         with contextlib.suppress(FileNotFoundError):

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import email.utils
-import gc
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -345,51 +343,6 @@ async def test_the_server_disconnects_a_client_that_connects_during_the_close(st
     with client, contextlib.suppress(ConnectionResetError):
         async with asyncio.timeout(30):
             assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
-
-
-def delayed_task(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **how: Any) -> asyncio.Task[Any]:
-    """Delays the first step of a server's connections, as a busy event loop does."""
-
-    async def late() -> Any:
-        await asyncio.sleep(0.05)
-        return await coroutine
-
-    delayed = late() if coroutine.__qualname__ == "HttpServer._connection" else coroutine
-    return asyncio.Task(delayed, loop=loop, **how)
-
-
-async def test_data_that_arrives_before_the_connection_task_starts_is_not_lost(tmp_path: Path) -> None:
-    ca = authority(tmp_path)
-    tls, client_tls = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
-    client_tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as above
-    asyncio.get_running_loop().set_task_factory(delayed_task)
-    async with serving(None, tls=tls) as port:
-        assert (await get(port, tls=client_tls)).endswith(b"ok /healthz")
-
-
-async def test_a_client_that_disconnects_after_its_handshake_leaves_no_task_or_writer(tmp_path: Path) -> None:
-    """The loop is busy at that time: the connection's task continues after the loop has seen the end of the connection."""
-    ca = authority(tmp_path)
-    tls, client_tls = server_side(signed(tmp_path, ca, "server")), ssl.create_default_context(cafile=ca.cert)
-    client_tls.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as above
-    loop = asyncio.get_running_loop()
-    errors: list[Any] = []
-    loop.set_exception_handler(lambda _, context: errors.append(context))
-    without_delay = loop.call_soon
-
-    def call_soon(callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        task = getattr(callback, "__self__", None)
-        if isinstance(task, asyncio.Task) and getattr(task.get_coro(), "__qualname__", "") == "HttpServer._connection":
-            return loop.call_later(0.1, callback, *args, context=context)
-        return without_delay(callback, *args, context=context)
-
-    loop.call_soon = call_soon  # type: ignore[method-assign, assignment]
-    async with serving(None, tls=tls) as port:
-        for _ in range(3):
-            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_tls)
-            writer.transport.abort()
-    gc.collect()  # a task without a waiter, or an open writer, logs an error when it is collected
-    assert errors == []
 
 
 @pytest.mark.parametrize("is_handled", [False, True], ids=["half of the body received", "in the handler"])

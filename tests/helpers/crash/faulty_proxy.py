@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bench.apiserver import make_certificate
-from dra_kubeletplugin.base.http_server.server import stop_listening
+from dra_devkit.localcluster.listeners import stop_listening
 
 CHUNK = 64 * 1024  # bytes
 PAGE = b"<html><body>Please log in to the network of the hotel</body></html>"

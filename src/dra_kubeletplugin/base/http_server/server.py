@@ -26,21 +26,6 @@ _HANDSHAKES = 4  # TLS handshakes begun in one pass of the event loop: each cost
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
 
 
-async def stop_listening(server: asyncio.Server) -> None:
-    """Stops listening. The caller must end the open connections.
-
-    ``server.close()`` alone never closes a connection that was accepted just before (CPython gh-109564), so its client would wait
-    forever.
-    """
-    loop = asyncio.get_running_loop()
-    for listener in server.sockets:
-        loop.remove_reader(listener.fileno())
-    try:
-        await asyncio.sleep(0)  # accepted sockets become connections
-    finally:  # also if this task is cancelled
-        server.close()
-
-
 class HttpServer:
     """Serves ``handler`` until closed.
 
@@ -272,4 +257,4 @@ def _listen_on_all_addresses(port: int, shared: bool) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG, reuse_port=shared)
 
 
-__all__ = ["PROBES", "Handler", "HttpServer", "Limits", "Request", "Response", "Tunnel", "stop_listening"]
+__all__ = ["PROBES", "Handler", "HttpServer", "Limits", "Request", "Response", "Tunnel"]

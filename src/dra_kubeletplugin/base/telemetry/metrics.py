@@ -28,7 +28,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each counter has a further series
 enable_legacy_validation()  # type: ignore[no-untyped-call]  # otherwise names that Prometheus rejects or renames are accepted
 PREFIX = "dra_"
-_COUNTERS = {
+COUNTERS = {
     "requests_total": (
         "Claims in the kubelet's prepare and unprepare calls, by operation and result: ok, or the reason of the error.",
         ["operation", "result"],
@@ -56,7 +56,7 @@ _COUNTERS = {
     "claim_process_ends_total": ("Processes of prepared claims that ended by themselves.", []),
     "kubelet_calls_total": ("Calls of the kubelet, by gRPC method.", ["method"]),
 }
-_GAUGES = {
+GAUGES = {
     "claims_in_flight": ("Claims that are being prepared, unprepared or rolled back now.", []),
     "rollbacks_failing": ("Claims whose rollback failed and is retried. Their devices stay held.", []),
     "deleted_claims_held": (
@@ -89,30 +89,10 @@ _GAUGES = {
     "registered": ("1 while the plugin is registered with the kubelet.", []),
     "records_healthy": ("1 while the claim records can be read and written.", []),
 }
-_HISTOGRAMS = {
+HISTOGRAMS = {
     "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),
     "registration_duration_seconds": ("Time from the start until the kubelet registered the plugin.", []),
 }
-
-
-def page() -> str:
-    """Returns the documentation page that lists all metrics, in Markdown."""
-    lines = [
-        "# Metrics",
-        "",
-        "Generated from `src/dra_kubeletplugin/base/telemetry/metrics.py` by `make docs`. `/metrics` of plugin and controller",
-        "serves them in Prometheus' text format, if `HTTP_ADDRESS` is set. Names do not depend on the driver.",
-        "A driver can have [metrics of its own](monitoring.md#metrics-of-a-driver).",
-        "[Monitoring](monitoring.md) has alerts and a dashboard that use them.",
-        "",
-        "| name | type | labels | meaning |",
-        "|---|---|---|---|",
-    ]
-    for kind, table in (("counter", _COUNTERS), ("gauge", _GAUGES), ("histogram", _HISTOGRAMS)):
-        for name, (text, labels) in table.items():
-            shown = ", ".join(f"`{label}`" for label in labels) or " "
-            lines.append(f"| `{PREFIX}{name}` | {kind} | {shown} | {text} |")
-    return "\n".join(lines) + "\n"
 
 
 class Metrics:
@@ -125,10 +105,10 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._added: list[CollectorRegistry] = []
         self._logged = LogOnce()
-        self._counters = {n: Counter(PREFIX + n, *about, registry=registry) for n, about in _COUNTERS.items()}
-        self._gauges = {n: Gauge(PREFIX + n, *about, registry=registry) for n, about in _GAUGES.items()}
+        self._counters = {n: Counter(PREFIX + n, *about, registry=registry) for n, about in COUNTERS.items()}
+        self._gauges = {n: Gauge(PREFIX + n, *about, registry=registry) for n, about in GAUGES.items()}
         self._histograms = {
-            n: Histogram(PREFIX + n, *about, registry=registry, buckets=BUCKETS) for n, about in _HISTOGRAMS.items()
+            n: Histogram(PREFIX + n, *about, registry=registry, buckets=BUCKETS) for n, about in HISTOGRAMS.items()
         }
 
     def add(self, registry: CollectorRegistry) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from dra_kubeletplugin.base.http_server.server import stop_listening
+from dra_devkit.localcluster.listeners import stop_listening
 
 from .verbs import AnyVerb, VerbResult
 

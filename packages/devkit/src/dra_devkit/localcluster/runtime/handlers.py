@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from dra_kubeletplugin.base.http_server.server import stop_listening
+from dra_devkit.localcluster.listeners import stop_listening
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 
 from .interface import ContainerError, ExecSession, HandlerAction, Outcome, ProbeResult
