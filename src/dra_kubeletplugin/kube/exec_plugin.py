@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, describe, printable
+
+_TIMEOUT = 120.0  # seconds until a plugin is killed: a user may have to log in with a browser
 
 
 class _Variable(msgspec.Struct):
@@ -45,57 +48,55 @@ class _Result(msgspec.Struct):
     status: ProvidedCredentials
 
 
+@dataclass(frozen=True)
 class ExecPlugin:
     """The plugin of one user.
 
-    Args:
+    Attributes:
         folder: the folder of the kubeconfig; a relative path of the command starts there.
         cluster: the cluster as plugins get it, if their field ``provideClusterInfo`` is true.
     """
 
-    def __init__(self, config: ExecConfig, folder: Path, cluster: dict[str, Any]) -> None:
-        self.shown = f"exec plugin {printable(config.command)!r}"
-        self._config = config
-        self._program = str(folder / config.command) if "/" in config.command else config.command
-        self._cluster = cluster
-        self._process: subprocess.Popen[bytes] | None = None
+    config: ExecConfig
+    folder: Path
+    cluster: dict[str, Any]
+
+    @property
+    def shown(self) -> str:
+        return f"exec plugin {printable(self.config.command)!r}"
 
     def run(self) -> ProvidedCredentials:
         """Blocks until the plugin has ended. It may print to standard error. Raises :class:`ApiError`."""
-        config = self._config
-        spec: dict[str, Any] = {"interactive": False}
+        config, spec = self.config, dict[str, Any](interactive=False)
         if config.provide_cluster_info:
-            spec["cluster"] = self._cluster
+            spec["cluster"] = self.cluster
         info = {"apiVersion": config.api_version, "kind": "ExecCredential", "spec": spec}
         environment = os.environ | {v.name: v.value for v in config.env or ()}
         environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
+        program = str(self.folder / config.command) if "/" in config.command else config.command
         try:
-            process = subprocess.Popen(  # noqa: S603 - the user's own plugin
-                [self._program, *(config.args or ())],
+            process = subprocess.run(  # noqa: S603 - the user's own plugin
+                [program, *(config.args or ())],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                timeout=_TIMEOUT,
+                check=False,
             )
+        except subprocess.TimeoutExpired:
+            raise self._error(f"it was killed after {_TIMEOUT:g}s") from None
         except (OSError, ValueError) as e:
             hint = f": {printable(config.install_hint)}" if config.install_hint else ""
             raise self._error(f"{describe(e)}{hint}") from None
-        self._process = process
-        with process:
-            output, _ = process.communicate()
         if process.returncode:
             raise self._error(f"it ended with code {process.returncode}; its own messages are on standard error")
         try:
-            found = msgspec.json.decode(output, type=_Result).status
+            found = msgspec.json.decode(process.stdout, type=_Result).status
         except ValueError as e:
             raise self._error(f"its output is not an ExecCredential: {printable(e)}") from None
         if not found.token and not (found.client_certificate_data and found.client_key_data):
             raise self._error("its output has neither a token nor a client certificate with its key")
         return found
-
-    def kill(self) -> None:
-        """Kills the plugin, so that :meth:`run` raises."""
-        if self._process is not None:
-            self._process.kill()
 
     def _error(self, cause: str) -> ApiError:
         return ApiError(f"{self.shown} returned no credentials: {cause}")

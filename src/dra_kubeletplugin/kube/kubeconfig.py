@@ -15,13 +15,12 @@ import msgspec
 from ..base.threads import in_own_thread
 from ..errors import ApiError, DraError, SettingsError, describe, printable
 from .credentials import Credentials, TokenFile
-from .kubeconfig_file import SelectedContext, check_header, read_content, select_context
+from .kubeconfig_file import SelectedContext, check_header, select_context
 from .proxy import Proxy
 from .tls import RECHECK, Tls, TlsFiles
 
 log = logging.getLogger(__name__)
 _WAIT = 8.0  # seconds that a request waits for an exec plugin, which continues for the next request
-_HUNG_AFTER = 120.0  # seconds after which an exec plugin is considered hung and started again
 _MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, also if the server returns 401 more often
 _EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before they expire, as in the official client
 
@@ -30,9 +29,9 @@ _EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before 
 class _Loaded:
     """Credentials. ``header`` is empty if the user has no token; ``expires`` is in seconds since 1970."""
 
+    selected: SelectedContext
     header: str
     files: TlsFiles
-    content: tuple[bytes, ...]
     expires: float | None = None
 
     @property
@@ -59,8 +58,8 @@ class Kubeconfig(Credentials):
         self.namespace: str = selected.namespace
         self.token_file: TokenFile | None = TokenFile(selected.token_file) if selected.token_file else None
         self.tls = Tls(selected.files)
-        self._plugin = selected.plugin
-        self._loaded = None if self._plugin else _Loaded(selected.header, selected.files, selected.content)
+        self._shown = selected.plugin.shown if selected.plugin else "reading it"  # what a request may wait for
+        self._loaded = None if selected.plugin else _Loaded(selected, selected.header, selected.files)
         self._checked = time.monotonic()
         self._stale = False
         self._renewing: asyncio.Future[_Loaded] | None = None
@@ -81,10 +80,6 @@ class Kubeconfig(Credentials):
         """Returns the header of the current credentials. Reads the files again when a check is due."""
         now = time.monotonic()
         is_needed = self._loaded is None or self._stale
-        # A hanging read of a file ends with its file system: another thread would hang too.
-        if self._renewing is not None and self._plugin is not None and now - self._started >= _HUNG_AFTER:
-            self._renewing = None
-            self._plugin.kill()
         if self._renewing is None and (is_needed or now - self._checked >= RECHECK):
             if is_needed and self._started and now - self._started < _MIN_INTERVAL:
                 return self._last()
@@ -94,9 +89,7 @@ class Kubeconfig(Credentials):
         if self._renewing is not None and is_needed:
             done, _ = await asyncio.wait({self._renewing}, timeout=_WAIT)
             if not done:
-                raise ApiError(
-                    f"{self._where}: {self._plugin.shown if self._plugin else 'reading it'} takes longer than {_WAIT:g}s"
-                )
+                raise ApiError(f"{self._where}: {self._shown} takes longer than {_WAIT:g}s")
             if self._stale and self._fault:
                 raise ApiError(self._fault)
         # Credentials that the server has not rejected are valid for some minutes more, so this request does not wait for new ones.
@@ -114,13 +107,12 @@ class Kubeconfig(Credentials):
 
     def _renew(self) -> _Loaded:
         """Returns current credentials. Runs in a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
-        loaded = self._loaded
-        if loaded and not self._stale and not loaded.is_expired and read_content(self._paths) == loaded.content:
+        loaded, selected = self._loaded, self._select()
+        if loaded and not self._stale and not loaded.is_expired and selected == loaded.selected:
             return loaded
-        selected = self._select()
-        self._plugin = plugin = selected.plugin
+        plugin = selected.plugin
         if plugin is None:
-            return _Loaded(selected.header, selected.files, selected.content)
+            return _Loaded(selected, selected.header, selected.files)
         try:
             found = plugin.run()
             header = (
@@ -133,7 +125,7 @@ class Kubeconfig(Credentials):
             cert, key = found.client_certificate_data.encode(), found.client_key_data.encode()
             files = msgspec.structs.replace(files, cert=cert, key=key)
         expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else None
-        return _Loaded(header, files, selected.content, expires)
+        return _Loaded(selected, header, files, expires)
 
     def _renewed(self, renewing: asyncio.Future[_Loaded]) -> None:
         fault = None if renewing.cancelled() else renewing.exception()

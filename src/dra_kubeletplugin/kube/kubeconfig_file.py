@@ -7,7 +7,6 @@ data is used before a path. Source: https://kubernetes.io/docs/concepts/configur
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +89,6 @@ class SelectedContext:
         token_file: file with the bearer token, read again when it changes; None if the user has no such file.
         header: value of the Authorization header; empty if the user has neither token nor password.
         plugin: the exec plugin that returns the credentials; None for static credentials.
-        content: contents of the files, to notice changes.
     """
 
     name: str
@@ -101,16 +99,6 @@ class SelectedContext:
     token_file: Path | None
     header: str
     plugin: ExecPlugin | None
-    content: tuple[bytes, ...]
-
-
-def read_content(paths: str) -> tuple[bytes, ...]:
-    """Returns the content of the files that exist, in their order. Raises ``OSError``."""
-    found = []
-    for path in _split(paths):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(read_input(path))
-    return tuple(found)
 
 
 def select_context(paths: str, name: str, where: str) -> SelectedContext:
@@ -150,7 +138,6 @@ def select_context(paths: str, name: str, where: str) -> SelectedContext:
         token_file=of_user.path(user.token_file) if of_user and user.token_file else None,
         header="" if user.token_file else _header(user, of_user),
         plugin=_plugin(user, of_user, cluster) if of_user else None,
-        content=read_content(paths),
     )
 
 

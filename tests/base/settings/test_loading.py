@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Driver
-from dra_kubeletplugin.base.mounts import in_container, on_root
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
+from dra_kubeletplugin.base.settings.folders import in_container, on_root
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, SocketError
 from dra_kubeletplugin.plugin.grpc.sockets import MAX_PATH, hidden_name, socket_paths

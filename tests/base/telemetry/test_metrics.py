@@ -6,15 +6,17 @@ import ast
 import math
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dra_kubeletplugin.base.telemetry.metrics import Metrics, page
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from tests.tools.tree import modules
 
+METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"))
 
 
@@ -68,7 +70,7 @@ def test_a_counter_is_zero_before_its_first_event() -> None:
 def test_each_metric_has_the_type_of_the_documentation_and_only_the_series_of_that_type() -> None:
     metrics = Metrics()
     metrics.observe("request_duration_seconds", 1, operation="prepare")
-    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", page(), re.MULTILINE))
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", METRICS.read_text(), re.MULTILINE))
     assert dict(re.findall(r"^# TYPE (\w+) (\w+)$", metrics.text().decode(), re.MULTILINE)) == documented
     endings = {n.removeprefix("dra_request_duration_seconds") for n, _ in samples(metrics) if "dra_request_d" in n}
     assert endings == {"_bucket", "_sum", "_count"}

@@ -7,10 +7,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..mounts import in_container, on_root
+from ..files import read_text_file
 
 if TYPE_CHECKING:
     from .node import Settings
+
+
+MOUNTINFO = Path("/proc/self/mountinfo")  # proc(5)
+_LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # file systems that container runtimes use as root
 
 
 def folder_faults(settings: Settings) -> list[str]:
@@ -77,3 +81,28 @@ def _not_mounted(option: str, folder: Path) -> str:
         f"{option}: {folder} is on this container's own file system, which kubelet and runtime cannot see: mount the host's folder with "
         f"hostPath {folder}"
     )
+
+
+def in_container(mountinfo: Path = MOUNTINFO) -> bool:
+    """Whether the process runs on the root file system of a container; False if that is unknown, as on systems other than Linux."""
+    try:
+        lines = read_text_file(mountinfo, errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in reversed(lines):  # the last mount on a path hides the others
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) > 4 and fields[4] == "/":
+            return right.split()[:1] != [] and right.split()[0] in _LAYERED
+    return False
+
+
+def on_root(path: Path, root: Path = Path("/")) -> bool:
+    """Whether ``path``, or its nearest existing parent, is on the root file system."""
+    try:
+        device = root.stat().st_dev
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        return path.stat().st_dev == device
+    except OSError:
+        return False
