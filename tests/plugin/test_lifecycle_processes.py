@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 from tests.helpers.certificates import authority, signed
 from tests.helpers.crash.harness import ROOT
 from tests.helpers.signals import inherit_signals

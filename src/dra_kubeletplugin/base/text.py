@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 _MAX_NAME = 512  # a longer name is not checked for misspelling
@@ -62,8 +62,3 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     found = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f", did you mean {found[0]!r}?" if found else ""
-
-
-def nearest_or_all(name: str, known: Collection[str]) -> str:
-    """Returns :func:`did_you_mean`, or all ``known`` names if no name is near."""
-    return did_you_mean(name, known) or f"; there are {', '.join(known)}"

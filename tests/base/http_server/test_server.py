@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.base.http_server import limits as server_limits
 from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Limits, Request, Response
 from tests.helpers.certificates import authority, server_side, signed
 
@@ -137,29 +136,6 @@ async def test_the_server_limits_number_and_duration_of_unfinished_handshakes(tm
         writer.write(sent)
         assert await closed(reader)
         writer.transport.abort()
-
-
-@pytest.mark.parametrize("others", range(12))
-async def test_a_client_is_not_refused_while_the_handshakes_of_others_wait_for_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
-) -> None:
-    """On a busy machine, many clients are accepted in one pass of the event loop, and each is older than ``GRACE`` at once."""
-    monkeypatch.setattr(server_limits, "GRACE", 0.0)
-    tls = server_side(signed(tmp_path, authority(tmp_path), "server"))
-    async with serving(Limits(connections=8, head_timeout=600), tls=tls) as port, contextlib.AsyncExitStack() as stack:
-
-        def connect() -> socket.socket:
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            client.send(b"\x16")
-            client.setblocking(False)
-            return client
-
-        for _ in range(26 + others):
-            connect()
-        last = connect()
-        await asyncio.sleep(0.05)
-        with pytest.raises(BlockingIOError):  # open, and nothing was sent
-            last.recv(1)
 
 
 async def test_the_server_closes_the_longest_idle_connection_for_a_new_one() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,38 +33,6 @@ def valid_settings(tmp_path: Path, **changes: object) -> Settings:
 
 def test_valid_settings_have_no_faults(tmp_path: Path) -> None:
     assert valid_settings(tmp_path).faults() == []
-
-
-def test_the_write_check_of_a_folder_creates_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_named_file(path: Path, data: bytes) -> int:
-        raise AssertionError(path)
-
-    settings = valid_settings(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", write_named_file)
-        assert settings.faults() == []
-        patch.setattr(os, "open", _open_without_tmpfile(errno.EOPNOTSUPP))
-        with pytest.raises(AssertionError):
-            settings.faults()
-    monkeypatch.setattr(os, "open", _open_without_tmpfile(errno.EOPNOTSUPP))
-    assert settings.faults() == []
-    assert list((tmp_path / "cdi").iterdir()) == []
-    monkeypatch.setattr(os, "open", _open_without_tmpfile(errno.EROFS))
-    assert [f.partition(": ")[0] for f in settings.faults()] == [
-        "--kubelet-root (KUBELET_ROOT)",
-        "--cdi-root (CDI_ROOT)",
-    ]
-
-
-def _open_without_tmpfile(fault: int) -> Any:
-    real = os.open
-
-    def open_failing(path: Any, flags: int, *more: Any, **options: Any) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(fault, os.strerror(fault))
-        return real(path, flags, *more, **options)
-
-    return open_failing
 
 
 def test_all_faults_are_reported_at_once_each_naming_flag_and_variable(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dra_devkit.hosts import described
+from dra_devkit.localcluster.child_signals import signal_child
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.kubelet import Timers
 from dra_devkit.localcluster.kubelet.claims import PrepareError
 from dra_devkit.testing import ClaimSpec, Request, pods
-from dra_kubeletplugin.base.signals import signal_child
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.claims.store.folder import LOCK

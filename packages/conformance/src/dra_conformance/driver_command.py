@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 from dra_kubeletplugin.errors import SettingsError
 
 from .transcript import Transcript

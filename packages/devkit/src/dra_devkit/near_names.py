@@ -158,3 +158,8 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from _texts(item, f"{path}[{i}]")
+
+
+def nearest_or_all(name: str, known: Collection[str]) -> str:
+    """Returns :func:`did_you_mean`, or all ``known`` names if no name is near."""
+    return did_you_mean(name, known) or f"; there are {', '.join(known)}"

@@ -63,7 +63,6 @@ PROBES = Limits(
 
 class Phase(Enum):
     UNFINISHED = auto()  # the client has not sent all of its handshake or request
-    QUEUED = auto()  # the client has sent a byte of its handshake, which waits for its turn
     WORKING = auto()  # the server's handler runs, or the response is a stream
     RESPONDING = auto()  # the client has not read all of the response
     IDLE = auto()  # the response was sent, and no byte of the next request was received
@@ -91,7 +90,7 @@ class ClientConnection:
     @property
     def may_be_closed(self) -> bool:
         """Whether the server waits for the client."""
-        if self.closing or self.phase in {Phase.QUEUED, Phase.WORKING}:
+        if self.closing or self.phase is Phase.WORKING:
             return False
         return self.phase is Phase.RESPONDING or not self.unread
 

@@ -15,14 +15,13 @@ import ssl
 
 import h11
 
-from .connection import CLOSE_TIMEOUT, Reader, Session, within
-from .limits import PROBES, ClientConnection, Connections, Limits, Phase
+from .connection import CLOSE_TIMEOUT, Reader, Session
+from .limits import PROBES, ClientConnection, Connections, Limits
 from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
 _BACKLOG = 1024  # connections that wait in the kernel; a further client retries after a second
 _ACCEPTS = 32  # connections accepted in one pass of the event loop
-_HANDSHAKES = 4  # TLS handshakes begun in one pass of the event loop: each costs a signature
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
 
 
@@ -52,7 +51,6 @@ class HttpServer:
         self.tls = tls
         self._limits = limits or Limits()
         self.connections = Connections(self._limits)
-        self._handshakes = asyncio.Semaphore(_HANDSHAKES)
         self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], Session | None] = {}
         self._has_warned = False
@@ -151,7 +149,12 @@ class HttpServer:
         writer = None
         try:
             reader = Reader(connection)
-            writer = await self._open(connection, client, reader, tls)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            timeout = self._limits.head_timeout if tls else None
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, client, ssl=tls, ssl_handshake_timeout=timeout
+            )
+            writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
             session = Session(self.handler, reader, writer, connection, self.connections)
             self._tasks[connection.task] = session  # type: ignore[index]
             await session.serve()
@@ -161,37 +164,6 @@ class HttpServer:
             self._tasks.pop(connection.task, None)  # type: ignore[arg-type]
             if writer is not None:
                 await _close(writer, at_once=connection.closing)
-
-    async def _open(
-        self, connection: ClientConnection, client: socket.socket, reader: Reader, tls: ssl.SSLContext | None
-    ) -> asyncio.StreamWriter:
-        """Connects a client's socket to the reader.
-
-        A TLS connection takes a third of a MiB, so it is created only when the client's first byte arrives.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            if tls:
-                await self._wait_for_handshake(connection, client)
-        except BaseException:
-            client.close()
-            raise
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, client, ssl=tls, ssl_handshake_timeout=self._limits.head_timeout if tls else None
-        )
-        return asyncio.StreamWriter(transport, protocol, reader, loop)
-
-    async def _wait_for_handshake(self, connection: ClientConnection, client: socket.socket) -> None:
-        """Waits for the client's first byte, and then until its handshake may begin."""
-        async with within(self._limits.head_timeout):
-            await _readable(client)
-        if not client.recv(1, socket.MSG_PEEK):
-            raise ConnectionResetError("the client closed the connection before the handshake")
-        connection.enter(Phase.QUEUED)  # from here on, the client waits for the server
-        async with self._handshakes:
-            await asyncio.sleep(0)
-        connection.enter(Phase.UNFINISHED)
 
 
 async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,32 +47,16 @@ def folder_faults(settings: Settings) -> list[str]:
     return out
 
 
-_UNNAMED = getattr(os, "O_TMPFILE", 0)  # only on Linux; without it, opening a folder for writing fails with EISDIR
-
-
 def _unwritable(folder: Path, option: str) -> list[str]:
     """Creates ``folder`` without its parents, and a file in it: the access bits alone do not show that a mount is read-only."""
     try:
         folder.mkdir(exist_ok=True)
-        _make_file(folder)
+        probe = folder / f".probe-{os.urandom(4).hex()}"  # random, because process ids repeat in containers
+        probe.touch()
+        probe.unlink()
     except OSError as e:
         return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or use another folder"]
     return []
-
-
-def _make_file(folder: Path) -> None:
-    """Creates a file without a name, so that a killed process leaves nothing. Uses a named file if the file system needs one.
-
-    Raises ``OSError``. Source: open(2), O_TMPFILE
-    """
-    try:
-        os.close(os.open(folder, _UNNAMED | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except OSError as e:
-        if e.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
-            raise
-        probe = folder / f".probe-{os.urandom(4).hex()}"  # random, because process ids repeat in containers
-        probe.write_bytes(b"")
-        probe.unlink()
 
 
 def _not_mounted(option: str, folder: Path) -> str:

@@ -15,8 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Protocol, TypedDict
 
+from dra_devkit.localcluster.child_signals import signal_child
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.base.signals import signal_child
 from dra_kubeletplugin.driver import Driver, as_flags, read_options
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.plugin.node import Plugin

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 
 _KEPT_LINES = 20  # lines at the end of a process's output that an error contains
 # Seconds before a dead process is started again: _MIN_PAUSE if it ran longer than _STEADY. Otherwise, the pause doubles; the first is 2 s.

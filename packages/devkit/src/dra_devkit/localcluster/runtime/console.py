@@ -13,7 +13,7 @@ import termios
 import tty as tty_modes
 from collections.abc import Callable
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 
 from .container_logs import ContainerLog
 from .runc import Streams

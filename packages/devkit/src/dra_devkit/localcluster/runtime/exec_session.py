@@ -15,7 +15,7 @@ import tty as tty_modes
 from collections.abc import Sequence
 from pathlib import Path
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 
 from .runc import Runc, Started
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from dra_kubeletplugin.base.text import nearest_or_all
-
+from ...near_names import nearest_or_all
 from ...yaml.manifests import PlacedText
 from . import pod_fields
 from .source_reader import PODS, ManifestSource

@@ -12,11 +12,12 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
-from dra_kubeletplugin.base.text import did_you_mean, nearest_or_all
+from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.errors import SettingsError, printable
 
+from ...near_names import nearest_or_all
 from ...yaml.manifests import PlacedText
 from . import option_validation, pod_values_validation
 from .source_reader import ManifestSource, Parameter

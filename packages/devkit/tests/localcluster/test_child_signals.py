@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from dra_kubeletplugin.base.signals import signal_child
+from dra_devkit.localcluster.child_signals import signal_child
 
 
 async def test_a_signal_to_a_child_that_ends_does_not_change_its_exit_code() -> None:
