@@ -5,11 +5,14 @@ leave behind.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import itertools
 import os
 import socket
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.plugin.grpc import Registration, UnixServer, remove_hidden, remove_stale
+from dra_kubeletplugin.plugin.grpc import Registration, UnixServer, remove_hidden, remove_stale, socket_paths
+from dra_kubeletplugin.plugin.grpc.sockets import is_live
 from tests.helpers.waiting import wait_until
 
 INSTANCE = "1-0123abcd"
@@ -162,58 +166,111 @@ async def test_a_removed_socket_is_reported_and_restored_while_a_call_continues(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_socket_whose_folder_was_removed_is_a_fault_until_the_folder_is_restored(tmp_path: Path) -> None:
+async def test_a_socket_whose_folder_was_removed_is_a_fault_until_the_folder_is_restored_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "registry"
     folder.mkdir()
     async with running_server(server(folder / "x.sock", lock_folder=tmp_path)) as s:
         (folder / "x.sock").unlink()
         folder.rmdir()
         await wait_until(lambda: "is not a folder" in s.fault)
+        await asyncio.sleep(2.2)  # two more checks
+        assert len([r for r in caplog.records if "cannot restore a socket" in r.getMessage()]) == 1
         folder.mkdir()
         await wait_until(lambda: not s.fault)
         assert await name_at(folder / "x.sock") == "d.example.com"
 
 
-async def test_a_socket_that_cannot_be_restored_is_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.plugin.grpc.server._LOOK", 0.02)
-    folder = tmp_path / "registry"
-    folder.mkdir()
-    async with running_server(server(folder / "x.sock", lock_folder=tmp_path)) as s:
-        bind_count = itertools.count()
-        bind = s._bind
-
-        async def count_and_bind() -> None:
-            next(bind_count)
-            await bind()
-
-        monkeypatch.setattr(s, "_bind", count_and_bind)
-        (folder / "x.sock").unlink()
-        folder.rmdir()
-        await wait_until(lambda: next(bind_count) > 20)
-    assert len([r for r in caplog.records if "cannot restore a socket" in r.getMessage()]) == 1
-
-
-async def test_a_cancelled_start_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_started = asyncio.Event()
+def after_start(action: Callable[[], Awaitable[object]]) -> Callable[[grpc.aio.Server], None]:
+    """Returns a service that runs ``action`` between the bind of the hidden socket and its rename."""
 
     def add(server: grpc.aio.Server) -> None:
         start = server.start
 
-        async def start_and_wait() -> None:
+        async def start_and_act() -> None:
             await start()
-            has_started.set()
-            await asyncio.Event().wait()
+            await action()
 
-        monkeypatch.setattr(server, "start", start_and_wait)
+        server.start = start_and_act  # type: ignore[method-assign]
 
-    task = asyncio.create_task(UnixServer(tmp_path / "x.sock", INSTANCE, [add]).start())
+    return add
+
+
+async def test_a_cancelled_start_leaves_no_socket(tmp_path: Path) -> None:
+    has_started = asyncio.Event()
+
+    async def wait_forever() -> None:
+        has_started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(UnixServer(tmp_path / "x.sock", INSTANCE, [after_start(wait_forever)]).start())
     await has_started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("removals", [2, 99])
+async def test_a_hidden_socket_that_another_driver_removed_as_stale_is_created_again(
+    tmp_path: Path, removals: int
+) -> None:
+    """The other driver checked the socket after its bind and before its first listen."""
+    count = itertools.count()
+
+    async def remove_hidden_socket() -> None:
+        if next(count) < removals:
+            next(tmp_path.glob(".*")).unlink()
+
+    s = UnixServer(tmp_path / "x.sock", INSTANCE, [after_start(remove_hidden_socket)])
+    if removals == 2:
+        await s.start()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["x.sock", "x.sock.lock"]
+        await s.stop()
+    else:
+        with pytest.raises(SocketError, match="No such file"):
+            await s.start()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_that_is_stopped_during_its_start_leaves_no_socket(tmp_path: Path) -> None:
+    async def stop_other_clients() -> None:
+        s.unlink()
+
+    s = UnixServer(tmp_path / "x.sock", INSTANCE, [after_start(stop_other_clients)])
+    await s.start()
+    assert [p.name for p in tmp_path.iterdir()] == ["x.sock.lock"]
+    assert s.inode is None
+    await s.stop()
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+async def test_a_hidden_name_may_be_107_bytes_long_with_its_folder(extra: int) -> None:
+    with tempfile.TemporaryDirectory() as short:  # pytest's folders may be too long
+        folder = Path(short, "x" * (107 - len(f"{short}//.{INSTANCE}a") + extra))
+        folder.mkdir()
+        s = server(folder / "x.sock")
+        if extra:
+            with pytest.raises(SocketError, match="no space for a temporary name"):
+                await s.start()
+        else:
+            await s.start()
+            await s.stop()
+        assert list(folder.iterdir()) == []
+
+
+async def test_a_path_that_cannot_be_read_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SocketError, match="cannot be inspected: Not a directory"):
+        await server(tmp_path / "file" / "x.sock", lock_folder=tmp_path).start()
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_server_that_never_served_removes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "x.sock").touch()
+    server(tmp_path / "x.sock").unlink()
+    assert (tmp_path / "x.sock").exists()
 
 
 async def test_a_socket_of_another_process_on_the_path_is_reported_and_not_removed(tmp_path: Path) -> None:
@@ -299,3 +356,53 @@ def test_a_hidden_socket_before_its_rename_by_another_driver_is_kept(tmp_path: P
         live_socket.listen()
         assert remove_hidden(tmp_path, lambda token: False) == []
     assert remove_hidden(tmp_path, lambda token: False) == [path]
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def short(data: str, size: int) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data.encode()).digest()[:size]).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("pod", ["", "0123-uid"])
+def test_the_longest_name_that_fits_is_used(pod: str) -> None:
+    driver = "driver.example.com"
+    if pod:
+        driver_and_pod = f"{driver}\0{pod}"
+        names = [f"{driver}-{pod}-reg.sock", f"{driver}-{short(pod, 8)}-reg.sock", f"dra-{short(driver_and_pod, 16)}-reg.sock"]  # fmt: skip
+        dra = [f"dra-{pod}.sock", f"dra-{short(pod, 8)}.sock", short(pod, 8)]
+    else:
+        names = [f"{driver}-reg.sock", f"dra-{short(driver, 16)}-reg.sock"]
+        dra = ["dra.sock", "d"]
+    for candidates, name_kind in ((names, "registration"), (dra, "dra")):
+        for max_length in range(min(map(len, candidates)), max(map(len, candidates)) + 2):
+            long_folder, short_folder = Path("/" + "f" * (107 - max_length - 2)), Path("/o")
+            paths = socket_paths(
+                *((long_folder, short_folder) if name_kind == "registration" else (short_folder, long_folder)),
+                driver,
+                pod,
+            )
+            expected = next(n for n in candidates if len(n) <= max_length)
+            assert getattr(paths, name_kind) == long_folder / expected
+
+
+def test_an_error_reports_by_how_many_bytes_the_shortest_name_is_too_long() -> None:
+    last = f"dra-{short('d' * 60, 16)}-reg.sock"
+    with pytest.raises(SocketError, match=rf"'{last}' makes it 1 bytes too long"):
+        socket_paths(Path("/" + "f" * (107 - len(last) - 1)), Path("/o"), "d" * 60)
+
+
+def test_a_listener_that_accepts_no_connection_is_live(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        assert is_live(path)
+    assert not is_live(path)

@@ -34,10 +34,6 @@ _OPTIONS = [
 ]
 
 
-def _do_nothing() -> None:
-    """The default of ``lost``: does nothing."""
-
-
 class UnixServer:
     """gRPC services on one path.
 
@@ -55,7 +51,7 @@ class UnixServer:
         token: str,
         services: Sequence[Callable[[grpc.aio.Server], None]],
         lock_folder: Path | None = None,
-        lost: Callable[[], None] = _do_nothing,
+        lost: Callable[[], object] = lambda: None,
     ) -> None:
         self.path = path
         self.fault = ""
@@ -65,14 +61,10 @@ class UnixServer:
         self._lock = FileLock(lock_of(path, lock_folder or path.parent))
         self._lost = lost
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
-        self._inode: tuple[int, int] | None = None
+        self.inode: tuple[int, int] | None = None
+        """Device and inode number of the socket; None while it does not exist."""
         self._bound = 0
         self._closed = False
-
-    @property
-    def inode(self) -> tuple[int, int] | None:
-        """Device and inode number of the socket; None while it does not exist."""
-        return self._inode
 
     async def start(self) -> None:
         """Starts to serve. Raises :class:`SocketError` with the reason if it cannot."""
@@ -126,18 +118,18 @@ class UnixServer:
         if self._in_place():
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
-        self._inode = None
+        self.inode = None
 
     # --- binding --------------------------------------------------------------------------------
 
     def _in_place(self) -> bool:
-        if self._inode is None:
+        if self.inode is None:
             return False
         try:
             found = self.path.lstat()
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._inode
+        return (found.st_dev, found.st_ino) == self.inode
 
     async def _bind(self) -> None:
         """Binds. Retries if another driver's start removed the hidden socket as stale, before the socket had a listener."""
@@ -176,7 +168,7 @@ class UnixServer:
             if isinstance(e, RuntimeError | OSError):
                 raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from e
             raise
-        self._inode = (found.st_dev, found.st_ino)
+        self.inode = (found.st_dev, found.st_ino)
         self._servers.append(server)
         if self._closed:  # stopped meanwhile
             self.unlink()
@@ -216,8 +208,6 @@ def _bind_error(path: Path) -> OSError | None:
 def _why(folder: Path, e: Exception) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written by uid {os.getuid()}: see its mode and its mount"
     if isinstance(e, PermissionError):
-        return f"{describe(e)}: the mode of {folder} permits it, so see what a security policy such as SELinux denies"
+        return f"{describe(e)}: see the mode of {folder}, and what a security policy such as SELinux denies"
     return describe(e)
