@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import re
-import threading
 from typing import Any
 
 import grpc.aio
@@ -23,15 +22,12 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
-from dra_kubeletplugin.claims.inflight import BatchWindow
-from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES
 from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
 from dra_kubeletplugin.plugin.node import Plugin
 from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, Toy, make_toy_class
 from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
-from tests.helpers.waiting import wait_until
 
 
 async def test_a_pod_gets_its_device_and_its_end_leaves_no_state() -> None:
@@ -436,52 +432,17 @@ async def test_a_cancelled_call_continues_and_the_retry_returns_its_result() -> 
         assert len(cls.calls) == 1
 
 
-async def test_claims_of_a_call_are_read_once_each_and_written_in_two_transactions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        BatchWindow.__init__, "__defaults__", (60.0,)
-    )  # however slow the first claim is, the call waits for it
-    cls = make_toy_class()
-    cls.block = asyncio.Event()
-    async with node_with(cls) as node:
+async def test_each_claim_of_a_call_is_read_once_from_the_api_server_and_not_at_all_to_be_unprepared() -> None:
+    async with node_with(make_toy_class()) as node:
         claims = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
         read = [("GET", CLAIMS.path("default", f"c{i}")) for i in range(4)]
-        store, calls = node.plugin.claims.store, node.cluster.api.injected_faults.calls
-        file_operations = 0
-        batch_sizes: list[int] = []
-        do, transaction = store.do, store._transaction
-
-        def count_file_operations(*args: Any, **options: Any) -> Any:
-            nonlocal file_operations
-            file_operations += len(args) == 1  # with a CDI file, and without a mode: the second transaction
-            return do(*args, **options)
-
-        def count_and_run(operations: Any, *, sync: bool) -> Any:
-            batch_sizes.append(len(operations))
-            return transaction(operations, sync=sync)
-
-        monkeypatch.setattr(store, "do", count_file_operations)
-        monkeypatch.setattr(store, "_transaction", count_and_run)
+        calls = node.cluster.api.injected_faults.calls
         calls.clear()
-        preparing = asyncio.create_task(prepare_call(node, *map(ref, claims)))
-        await wait_until(lambda: len(cls.calls) == 4)
-        assert batch_sizes == [4]
-        busy = threading.Event()
-        blocking_task = asyncio.create_task(store.do(lambda _: busy.wait(60), Mode.READ))
-        cls.block.set()
-        await wait_until(
-            lambda: file_operations == 4
-        )  # while the record thread is busy, all new operations wait for one transaction
-        busy.set()
-        await asyncio.gather(blocking_task, preparing)
-        assert batch_sizes == [4, 4]
+        assert len((await prepare_call(node, *map(ref, claims))).claims) == 4
         assert sorted(c for c in calls if c in read) == read
         calls.clear()
-        batch_sizes.clear()
         await unprepare_call(node, *map(ref, claims))
         assert [c for c in calls if c in read] == []
-        assert sum(batch_sizes) <= 8
 
 
 async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:

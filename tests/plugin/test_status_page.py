@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ async def test_the_state_has_devices_health_taints_and_holders_and_no_secrets() 
     inventory = Inventory("n1")
     taint = Taint(key="toy.example.com/reserved", effect="NoSchedule")
     await inventory.update([Pool("n1", [Device("d0"), Device("d1"), Device("d2", taints=[taint])])])
-    await inventory.set_health({"d1": Report(False, "ECC errors")}, inventory._clock())
+    await inventory.set_health({"d1": Report(False, "ECC errors")}, time.monotonic())
     held = [{"pool": "n1", "device": "d0", "request": "r", "data": {"password": "s3cret"}}]
     monitored = [{"pool": "n1", "device": "d2", "request": "r", "adminAccess": True}]
     edits = {"containerEdits": {"env": ["TOKEN=s3cret"]}}
@@ -103,7 +104,7 @@ async def test_the_state_has_devices_health_taints_and_holders_and_no_secrets() 
 async def test_texts_are_shown_as_text_and_the_page_may_run_no_script() -> None:
     inventory = Inventory("n1")
     await inventory.update([Pool("n1", [Device("d0")])])
-    await inventory.set_health({"d0": Report(False, SCRIPT)}, inventory._clock())
+    await inventory.set_health({"d0": Report(False, SCRIPT)}, time.monotonic())
     response = await page(inventory, failing=[SCRIPT], notes=[SCRIPT], not_ready=[SCRIPT])
     assert b"<img" not in response.body
     assert response.body.count(b"&lt;img") == 4

@@ -233,10 +233,9 @@ async def test_files_that_are_no_certificate_are_reported_before_the_start(tmp_p
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def gate() -> Iterator[threading.Event]:
     """The event that a check of the driver waits for."""
-    event = threading.Event()
-    monkeypatch.setattr(GatedConfig, "GATE", event, raising=False)
+    GatedConfig.GATE = event = threading.Event()
     yield event
     event.set()
 

@@ -14,7 +14,7 @@ from dra_kubeletplugin import Device, Partition, Partitioned, Profile, Quantity,
 from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.resourceapi.partitions import capacity_name, counter_name
 from dra_kubeletplugin.resourceapi.validation.names import C_IDENTIFIER, LABEL
-from tests.helpers.kep_4815 import COUNTERS, DEVICES, PLACES, RESOURCES, ROWS
+from tests.resourceapi.kep_4815 import COUNTERS, DEVICES, PLACES, RESOURCES, ROWS
 
 NAMES = ["gpu-0-mig-1g.5gb-0", "gpu-0-mig-1g.5gb-1", "gpu-0-mig-2g.10gb-0-1"]
 

@@ -180,7 +180,7 @@ class Claims:
             self.memory[uid] = record
             if BUG != "records in memory":
                 write(self.folder / f"{uid}.json", json.dumps(record))
-        self._write_specs(uid, devices)
+        self.write_specs(uid, devices)
         return devices
 
     def _devices(self, namespace: str, name: str, uid: str) -> list[JSON]:
@@ -203,7 +203,7 @@ class Claims:
                 continue
             if result["device"] not in DEVICES and result["driver"] == NAME:
                 raise ClaimFailed(_unknown(result["device"]))
-            out.append(self._device(uid, result))
+            out.append(self.device(uid, result))
             if BUG == "the first request for every device":
                 out[-1]["requests"] = out[0]["requests"]
             if BUG == "alternative in the request's name":
@@ -211,10 +211,10 @@ class Claims:
         for entry in allocation["devices"].get("config") or []:
             if entry["opaque"]["driver"] == NAME or BUG == "parameters of other drivers":
                 check_parameters(entry["opaque"]["parameters"])
-        self._write_metadata(claim["metadata"], out)
+        self.write_metadata(claim["metadata"], out)
         return out
 
-    def _write_metadata(self, meta: JSON, devices: list[JSON]) -> None:
+    def write_metadata(self, meta: JSON, devices: list[JSON]) -> None:
         devices_json = [{"driver": NAME, "pool": d["pool"], "name": d["device"]} for d in devices]
         if BUG == "metadata of another device":
             devices_json = [{**d, "name": "another"} for d in devices_json]
@@ -230,7 +230,7 @@ class Claims:
     def metadata(self, uid: str) -> Path:
         return self.folder.parent / "metadata" / f"{uid}.json"
 
-    def _device(self, uid: str, result: JSON) -> JSON:
+    def device(self, uid: str, result: JSON) -> JSON:
         name = f"{uid}-{result['device']}"
         if BUG == "CDI name for all claims":
             name = str(result["device"])
@@ -246,7 +246,7 @@ class Claims:
             "name": name,
         }
 
-    def _write_specs(self, uid: str, devices: list[JSON]) -> None:
+    def write_specs(self, uid: str, devices: list[JSON]) -> None:
         for device in devices:
             edits: JSON = {"env": [f"GPU={device['device']}", f"CLAIM={uid}"]}
             edits["mounts"] = [

@@ -146,19 +146,19 @@ def static_specs() -> None:
             text = json.dumps({**document, "devices": [{"name": prepared["name"], "containerEdits": edits}]})
             plain.write(self.cdi / f"device-{prepared['name']}.json", text)
 
-    plain.Claims._device = device  # type: ignore[method-assign]
-    plain.Claims._write_specs = specs  # type: ignore[method-assign]
+    plain.Claims.device = device  # type: ignore[method-assign]
+    plain.Claims.write_specs = specs  # type: ignore[method-assign]
 
 
 def machine_ids() -> None:
     """Returns ids of static specs that another program wrote into /etc/cdi."""
-    device = plain.Claims._device
+    device = plain.Claims.device
 
     def static_id(self: Any, uid: str, result: JSON) -> JSON:
         return {**device(self, uid, result), "cdi": [f"static.example.com/gpu={result['device']}"]}
 
-    plain.Claims._device = static_id  # type: ignore[method-assign]
-    plain.Claims._write_specs = lambda self, uid, devices: None  # type: ignore[method-assign]
+    plain.Claims.device = static_id  # type: ignore[method-assign]
+    plain.Claims.write_specs = lambda self, uid, devices: None  # type: ignore[method-assign]
 
 
 def empty_pool() -> None:
@@ -357,7 +357,7 @@ def growing_spec() -> None:
             path, json.dumps({**document, "devices": [d for d in old_devices if d["name"] not in names] + new_devices})
         )
 
-    plain.Claims._write_specs = specs  # type: ignore[method-assign]
+    plain.Claims.write_specs = specs  # type: ignore[method-assign]
 
 
 def deletes_folders() -> None:
@@ -370,7 +370,7 @@ def metadata(text: str) -> Callable[[], None]:
         def write_text(self: Any, meta: JSON, devices: list[JSON]) -> None:
             plain.write(self.metadata(meta["uid"]), text)
 
-        plain.Claims._write_metadata = write_text  # type: ignore[method-assign]
+        plain.Claims.write_metadata = write_text  # type: ignore[method-assign]
 
     return apply
 

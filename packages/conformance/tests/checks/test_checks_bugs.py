@@ -15,7 +15,8 @@ from dra_conformance.checks import slices
 from dra_conformance.checks.prepare import faults_of
 from dra_conformance.checks.security import allows
 from dra_conformance.kubelet_client import ClaimResponse, DeviceResponse
-from tests.helpers.conformance import bugs, runs, variants
+from packages.conformance.tests.checks import bugs
+from tests.helpers.conformance import runs, variants
 from tests.helpers.conformance.runs import PLAIN, explained
 
 pytestmark = pytest.mark.timeout(600)

@@ -10,9 +10,9 @@ import pytest
 
 from dra_devkit.testing import controlplane
 from dra_devkit.testing.controlplane import ControlPlane, ControlPlaneError
+from packages.devkit.tests.testing.fake_control_plane import install_binaries, read_log
 from tests.helpers.author_project import FUNCTIONS, author, run
 from tests.helpers.command_lines import command_lines_with
-from tests.helpers.fake_control_plane import install_binaries, read_log
 from tests.helpers.waiting import block_until
 
 pytest_plugins = ["pytester"]

@@ -14,17 +14,22 @@ import time
 from ...driver.diagnostics.author_errors import running_line
 
 log = logging.getLogger(__name__)
-_PAUSE = 2.0  # seconds between probes of the loop
-_CHECK_INTERVAL = 0.5  # seconds between checks of a probe
 _CHECKS = 4  # checks without a response before the warning; several, because a process that was stopped and continued misses one check
 
 
-def watch(loop: asyncio.AbstractEventLoop) -> None:
-    """Watches the loop from a thread until the loop is closed. Call it in the loop's thread."""
-    threading.Thread(target=_watch, args=(loop, threading.get_ident()), name="event loop", daemon=True).start()
+def watch(loop: asyncio.AbstractEventLoop, pause: float = 2.0, check_interval: float = 0.5) -> None:
+    """Watches the loop from a thread until the loop is closed. Call it in the loop's thread.
+
+    Args:
+        loop: the running loop.
+        pause: seconds between two probes of the loop.
+        check_interval: seconds between two checks whether the loop has responded to a probe.
+    """
+    arguments = loop, threading.get_ident(), pause, check_interval
+    threading.Thread(target=_watch, args=arguments, name="event loop", daemon=True).start()
 
 
-def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
+def _watch(loop: asyncio.AbstractEventLoop, thread: int, pause: float, check_interval: float) -> None:
     while True:
         responded, started = threading.Event(), time.monotonic()
         try:
@@ -32,7 +37,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
         except RuntimeError:  # the loop is closed
             return
         checks, where = 0, ""
-        while not responded.wait(_CHECK_INTERVAL):
+        while not responded.wait(check_interval):
             checks += 1
             if checks >= _CHECKS and not where and (where := running_line(sys._current_frames().get(thread))):
                 log.warning(
@@ -43,4 +48,4 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
         if where:
             seconds = round(time.monotonic() - started, 3)
             log.warning("the event loop runs again", extra={"duration_s": seconds})
-        time.sleep(_PAUSE)
+        time.sleep(pause)

@@ -18,7 +18,7 @@ from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.localcluster.apiserver.auth import Tokens
 from tests.helpers.certificates import authority, server_side, signed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 # Options in `etcd --help` 3.6 and `kube-apiserver --help` 1.36 that the test kit passes.
 ETCD = [
     "data-dir", "listen-client-urls", "advertise-client-urls", "listen-peer-urls", "initial-advertise-peer-urls",

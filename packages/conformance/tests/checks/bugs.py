@@ -1,4 +1,4 @@
-"""The bugs of the drivers in this folder, each with the ids of the checks that must fail."""
+"""The bugs of the drivers in tests/helpers/conformance, each with the ids of the checks that must fail."""
 
 from __future__ import annotations
 
