@@ -132,7 +132,7 @@ async def test_slices_can_be_selected_by_their_pool_since_1_37(release: str) -> 
     async with server(Features.of(release)) as (_, client):
         await client.create(SLICES, slice_of("node-1", ["d"]))
         await client.create(SLICES, slice_of("node-2", ["d"]))
-        if release == "1.37":
+        if Features.of(release).is_at_least("1.37"):
             listed = await client.list(SLICES, fields="spec.pool.name=node-2")
             assert [s["metadata"]["name"] for s in listed["items"]] == ["s-node-2"]
         else:
@@ -182,7 +182,7 @@ async def test_an_unknown_field_of_a_later_release_is_an_error_only_in_strict_va
     spec = {"skipNodeOperations": ["*"]}
     async with server(Features.of(release)) as (_, client):
         path = f"{SLICES.path()}?fieldValidation=Strict"
-        if release == "1.37":
+        if Features.of(release).is_at_least("1.37"):
             assert "skipNodeOperations" not in (await client.call("POST", path, slice_with(spec)))["spec"]
             return
         with pytest.raises(ApiError, match=r'strict decoding error: unknown field "spec.skipNodeOperations"'):
@@ -409,7 +409,7 @@ async def test_health_is_requested_in_the_version_of_the_release(release: str, s
 @pytest.mark.parametrize("release", ["1.36", "1.37"])
 async def test_the_status_of_a_pod_has_no_health_of_an_extended_resource(release: str) -> None:
     """kubernetes/kubernetes#139939, #140060."""
-    service = "v1.DRAResourceHealth" if release == "1.37" else "v1alpha1.DRAResourceHealth"
+    service = "v1.DRAResourceHealth" if Features.of(release).is_at_least("1.37") else "v1alpha1.DRAResourceHealth"
     async with harness_of(release) as harness, harness.plugin(health=(service,)) as plugin:
         cards = device_class()
         cards["spec"]["extendedResourceName"] = f"{DRIVER}/card"
@@ -506,7 +506,7 @@ async def test_a_new_pod_prepares_a_claim_again_during_its_unprepare_since_1_37(
         if release == "1.36":
             await harness.wait_until("the claim to have the third pod", lambda: len(info.pods) == 2)
         plugin.gate.set()
-        if release == "1.37":
+        if Features.of(release).is_at_least("1.37"):
             await harness.wait_until_running("third")
             assert plugin.count("prepare") == prepared + 1
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.kubernetes_releases import Features, allocator_behavior, nearest
+from dra_devkit.kubernetes_releases import RELEASES, Features, allocator_behavior, nearest
 from dra_devkit.scheduling.allocator.faults import AllocationError
 from dra_kubeletplugin.base.json_types import JSON
 from tests.helpers.allocator import Allocator
@@ -170,7 +170,7 @@ def test_the_error_of_an_invalid_pool_has_the_words_of_kubernetes(mode: str, rel
         ("v1.37.0-alpha.1+dra-local", "1.37"),
         ("1.35", "1.35"),
         ("v1.33.9", "1.34"),
-        ("v1.40.0", "1.37"),
+        ("v1.99.0", RELEASES[-1]),
         ("", "1.36"),
         ("unknown", "1.36"),
     ],
