@@ -24,9 +24,10 @@ from tests.helpers.crash.kill_points import wrap_method
 _EVENTS = frozenset(
     {
         "fcntl.flock", "open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
-        "socket.connect",
+        "socket.connect", "subprocess.Popen",
     }
 )  # fmt: skip
+_ANYWHERE = frozenset({"fcntl.flock", "socket.connect", "os.truncate", "subprocess.Popen"})  # not only below the folder
 _CALLS = ("fdatasync", "fsync", "ftruncate", "pwrite", "write")  # functions of os without an audit event
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -50,31 +51,34 @@ class Order(msgspec.Struct):
     step: int = -1
 
 
-class _Steps:
-    """Counts steps, and kills the process before one of them."""
+class Steps:
+    """Counts the steps of this process from :meth:`arm` on, and kills the process before step ``last``."""
 
-    def __init__(self, order: Order) -> None:
-        self._folder = order.folder
-        self._of_test = (f"{order.folder}/faults/", f"{order.folder}/synced")
-        self._last = order.step
+    def __init__(self, folder: str, last: int) -> None:
+        self._folder = folder
+        self._of_test = (f"{folder}/faults/", f"{folder}/synced")
+        self._last = last
         self._count = 0
-        self._armed = order.arm == "start"
+        self._is_armed = False
+        sys.addaudithook(self._hook)
+        for name in _CALLS:
+            wrap_method(os, name, lambda fd, *_, name=name: fd > 2 and self.take(f"os.{name} {fd}"))
 
     def arm(self) -> None:
-        self._armed = True
+        self._is_armed = True
 
     def take(self, event: str) -> None:
-        if not self._armed:
+        if not self._is_armed:
             return
         _write(2, f"STEP {self._count} {event}\n".encode(errors="replace"))
         if self._count == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
         self._count += 1
 
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in _EVENTS or str(arguments[0]).startswith(self._of_test):
             return
-        if event in {"fcntl.flock", "socket.connect", "os.truncate"} or self._folder in str(arguments[0]):
+        if event in _ANYWHERE or self._folder in str(arguments[0]):
             if event != "open" or (isinstance(arguments[2], int) and arguments[2] & _WRITES):
                 self.take(f"{event} {arguments[:2]}")
 
@@ -88,14 +92,13 @@ def _instrument(order: Order) -> None:
     from dra_kubeletplugin.kube import KubeClient
     from dra_kubeletplugin.plugin.grpc import NodeService, UnixServer
 
-    steps = _Steps(order)
-    sys.addaudithook(steps.hook)
-    for name in _CALLS:
-        wrap_method(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
+    steps = Steps(order.folder, order.step)
     wrap_method(
         KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}")
     )
     match order.arm:
+        case "start":
+            steps.arm()
         case "prepare" | "unprepare":
             wrap_method(NodeService, order.arm, lambda *_: steps.arm())
         case "reconcile":
