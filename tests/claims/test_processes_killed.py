@@ -61,6 +61,8 @@ def supervisor(tmp_path: Path) -> Iterator[str]:
     threading.Thread(target=supervisor.run, daemon=True).start()
     yield str(supervisor.path)
     supervisor.close()
+    for pid in running(UID):  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(600)
