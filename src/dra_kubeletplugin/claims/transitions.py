@@ -178,7 +178,7 @@ class Transitions:
         held = records.other_holds(wanted_holds, wanted.uid)
         if shortage(wanted_holds, held, supply) is None:
             return []
-        takers = {uid: records.holder(uid) for uid in dict.fromkeys(h.uid for h in held)}
+        takers = {uid: row for uid in dict.fromkeys(h.uid for h in held) if (row := records.read(uid))}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
         missing = shortage(wanted_holds, [h for h in held if h.uid not in stale], supply)
         if missing is not None:

@@ -331,7 +331,9 @@ class ClaimFolder:
 
     def _restore(self, stored: Stored, fault: str) -> None:
         self.records.restore(stored)
-        self._news.append(f"the file of claim {stored.shown} was {fault}; it is written again")
+        self._news.append(
+            f"the file of claim {decode_record(stored.head, stored.data).shown} was {fault}; it is written again"
+        )
 
     def _copy(self, name: str) -> Stored | None:
         """Returns the newest copy of a claim: from memory, from its note, or after a power failure from the last sync of its file."""

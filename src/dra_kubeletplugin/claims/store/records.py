@@ -56,10 +56,6 @@ class Stored(NamedTuple):
     def is_intact(self) -> bool:
         return not self.is_damaged and is_intact(self.data)
 
-    @property
-    def shown(self) -> str:
-        return f"{self.head.namespace or '?'}/{self.head.name or '?'} (UID {self.head.uid})"
-
 
 def stored_of(data: bytes, name: str) -> Stored:
     """Returns the claim in a file. Only its UID is known if the file's head is damaged, or belongs to another claim."""
@@ -188,13 +184,13 @@ class Records:
     # --- reads ----------------------------------------------------------------------------------
 
     def read(self, uid: str) -> Row | None:
-        return self.holder(uid) if uid in self._claims else None
+        stored = self._claims.get(uid)
+        return decode_record(stored.head, stored.data) if stored else None
 
     def read_all(self) -> list[Row]:
         """Returns every record, readable or not, oldest first."""
-        return sorted(
-            map(self.holder, self._claims), key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid)
-        )
+        rows = (decode_record(stored.head, stored.data) for stored in self._claims.values())
+        return sorted(rows, key=lambda r: (r.created if isinstance(r, Record) else 0.0, r.uid))
 
     def damaged(self) -> list[str]:
         """Returns the UIDs of claims whose devices are not known, because the head of their file is damaged."""
@@ -215,11 +211,6 @@ class Records:
                 held[d["pool"], d["device"]] = d.get("published") or held.get((d["pool"], d["device"])) or {}
         return held
 
-    def holder(self, uid: str) -> Row:
-        """Returns the record of a claim that has one."""
-        stored = self._claims[uid]
-        return decode_record(stored.head, stored.data)
-
     def holders(self, hold: Hold) -> list[str]:
         """Returns other claims whose hold conflicts: shares of a device can coexist, a whole device excludes every other hold."""
         others = (other for other in self._holds.get((hold.pool, hold.device), ()) if other.uid != hold.uid)
@@ -228,14 +219,10 @@ class Records:
 
     def check_free(self, record: Record) -> None:
         """Raises :class:`HeldByError` with all other claims that hold a device of ``record``."""
-        found: dict[str, Row] = {}
-        first = ""
-        for hold in record.holds():
-            for uid in self.holders(hold):
-                first = first or hold.device
-                found.setdefault(uid, self.holder(uid))
-        if found:
-            raise HeldByError(first, list(found.values()))
+        held = [(hold.device, uid) for hold in record.holds() for uid in self.holders(hold)]
+        if held:
+            rows = [row for uid in dict.fromkeys(uid for _, uid in held) if (row := self.read(uid))]
+            raise HeldByError(held[0][0], rows)
 
     def other_holds(self, wanted: Sequence[Hold], uid: str) -> list[Hold]:
         """Returns the holds of other claims than ``uid`` on the counter sets and devices from which ``wanted`` takes something."""
