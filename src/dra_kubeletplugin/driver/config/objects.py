@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from ...base.json_types import ReadOnlyJSON
-from ...base.text import did_you_mean
 from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
 from .. import Config, Driver
@@ -60,9 +59,9 @@ def config_faults(obj: ReadOnlyJSON, readers: Sequence[ConfigReader], before: Re
             the entry is checked, so an update cannot copy an invalid entry.
     """
     by_name = {r.driver: r.parameters() for r in readers}
-    known = Counter(_content(entry) for _, entry in _entries(before or {}))
+    known = Counter(_content(entry) for _, entry in opaque_entries(before or {}))
     out: list[str] = []
-    for path, entry in _entries(obj):
+    for path, entry in opaque_entries(obj):
         if known and known[content := _content(entry)]:
             known[content] -= 1
             continue
@@ -77,21 +76,6 @@ def config_faults(obj: ReadOnlyJSON, readers: Sequence[ConfigReader], before: Re
     return out
 
 
-def unread_entries(obj: ReadOnlyJSON, readers: Sequence[ConfigReader]) -> list[str]:
-    """Returns a sentence for every entry whose driver is not among ``readers``, so that its parameters were not checked."""
-    names = [r.driver for r in readers]
-    out = []
-    for path, entry in _entries(obj):
-        name = entry.get("driver")
-        if not isinstance(name, str) or name in names:
-            continue
-        if hint := did_you_mean(name, names, 0.8):
-            out.append(f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}{hint}")
-        else:
-            out.append(f"{path}: parameters of {printable(name)!r} are not validated: add that driver with --driver")
-    return out
-
-
 def _content(entry: ReadOnlyJSON) -> bytes:
     """Returns the JSON of an entry with sorted keys."""
     return msgspec.json.encode(
@@ -99,7 +83,7 @@ def _content(entry: ReadOnlyJSON) -> bytes:
     )
 
 
-def _entries(obj: ReadOnlyJSON) -> Iterator[tuple[str, ReadOnlyJSON]]:
+def opaque_entries(obj: ReadOnlyJSON) -> Iterator[tuple[str, ReadOnlyJSON]]:
     """Yields every ``opaque`` of an object with its path. Values of wrong types are skipped: the API server rejects them."""
     steps = _PLACES.get(str(obj.get("kind")), ())
     at: Any = obj if steps else None

@@ -27,7 +27,7 @@ from dra_kubeletplugin.cli.shell.output import put, write
 from dra_kubeletplugin.driver import Driver, Role, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.driver.config.kinds import versions
-from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.errors import SettingsError, printable
 from dra_kubeletplugin.host import Host
 
 from .. import near_names
@@ -198,8 +198,23 @@ def _check(checked: CheckedObject, readers: Sequence[opaque.ConfigReader], featu
     if value["apiVersion"].startswith(_GROUP):
         for text in opaque.config_faults(value, readers):
             checked.fault(text)
-        for text in opaque.unread_entries(value, readers):
+        for text in _unread_entries(value, readers):
             checked.warn(text)
+
+
+def _unread_entries(obj: JSON, readers: Sequence[opaque.ConfigReader]) -> list[str]:
+    """Returns a sentence for every entry whose driver is not among ``readers``, so that its parameters were not checked."""
+    names = [r.driver for r in readers]
+    out = []
+    for path, entry in opaque.opaque_entries(obj):
+        name = entry.get("driver")
+        if not isinstance(name, str) or name in names:
+            continue
+        if hint := did_you_mean(name, names, 0.8):
+            out.append(f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}{hint}")
+        else:
+            out.append(f"{path}: parameters of {printable(name)!r} are not validated: add that driver with --driver")
+    return out
 
 
 def _warn_duplicates(found: Sequence[CheckedObject]) -> None:
