@@ -81,3 +81,32 @@ async def test_a_restarted_plugin_is_reached_immediately(folder: Path) -> None:
         assert (await pb_grpc.RegistrationStub(new).GetInfo(pb.InfoRequest())).name == NAME
         await new.close()
     await old.close()
+
+
+class PodRegistrar(Registrar):
+    """A plugin in a pod, which knows the paths of a node."""
+
+    async def GetInfo(self, request: Any, context: Any) -> Any:
+        endpoint = "/var/lib/kubelet/plugins/p.sock"
+        return pb.PluginInfo(type="DRAPlugin", name=NAME, endpoint=endpoint, supported_versions=["v1.DRAPlugin"])
+
+
+async def test_a_plugin_in_a_pod_is_reached_in_a_folder_whose_path_is_too_long_for_a_socket(folder: Path) -> None:
+    root = folder / ("long-" * 30)
+    (link := folder / "s").symlink_to(root)
+    for name in ("plugins_registry", "plugins"):
+        (root / name).mkdir(parents=True)
+    watcher = PluginWatcher(root / "plugins_registry", 0.01, ("v1.DRAPlugin",), lambda driver: None)
+    server = grpc.aio.server()
+    pb_grpc.add_RegistrationServicer_to_server(PodRegistrar(), server)
+    for path in ("plugins_registry/reg.sock", "plugins/p.sock"):
+        server.add_insecure_port(f"unix:{link}/{path}")
+    await server.start()
+    try:
+        async with asyncio.timeout(60):
+            while NAME not in watcher.registered:
+                await watcher.scan()
+            await watcher.registered[NAME][0].channel.channel_ready()
+    finally:
+        await watcher.close()
+        await server.stop(0)

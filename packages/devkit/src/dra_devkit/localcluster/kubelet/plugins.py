@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import stat
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
 }
+_LONGEST = 107  # bytes of a Unix socket's path
 _ROOT = Path("/var/lib/kubelet")  # the kubelet's root on a node, as pods mount it
 _RECONNECT = 1000  # maximum milliseconds between two attempts to connect to a plugin
 
@@ -33,7 +36,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
 
     Kubelets up to 1.33 send the path as authority. Later kubelets send ``localhost`` or ``unix:<path>``.
     """
-    escaped = str(path).replace("%", "%25")
+    escaped = _short(Path(path)).replace("%", "%25")
     options = [
         ("grpc.default_authority", authority),
         ("grpc.use_local_subchannel_pool", 1),
@@ -41,6 +44,26 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", _RECONNECT),
     ]
     return grpc.aio.insecure_channel(f"unix:{escaped}", options=options)
+
+
+def _short(path: Path) -> str:
+    """Returns a path of the same socket that is not too long for the kernel.
+
+    A plugin in a pod knows the node's path, which fits. The folder of this machine that is mounted there can have a longer path.
+    """
+    text = str(path)
+    if len(os.fsencode(text)) <= _LONGEST:
+        return text
+    try:
+        return f"/proc/self/fd/{_opened(str(path.parent), path.parent.stat().st_ino)}/{path.name}"
+    except OSError:
+        return text  # the folder is gone, and the connection fails
+
+
+@functools.cache
+def _opened(folder: str, inode: int) -> int:
+    """Returns a descriptor of a folder. It stays open, because the channel can connect again at any time."""
+    return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 @dataclass(eq=False)
