@@ -111,7 +111,7 @@ deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the d
 	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --kustomize-base ../../../deploy/kustomize || exit; done
 
 e2e: $(STAMP) ## test a driver on the cluster of KUBECONFIG: make e2e DRIVER=drivers/gpu_example ARGS="--image-load kind"
-	@$(BIN)/python -m pytest -c /dev/null --noconftest -p dra_conformance.e2e.options --pyargs dra_conformance.e2e.steps -rs -v -p no:asyncio \
+	@$(BIN)/python -m pytest -c /dev/null --noconftest -p no:cacheprovider -p dra_conformance.e2e.options --pyargs dra_conformance.e2e.steps -rs -v -p no:asyncio \
 	  --driver-dir $(DRIVER) --image $(IMAGE) $(ARGS)
 
 drivers: $(STAMP) ## rewrite the files of drivers/ that are copies of the templates of `dra new`

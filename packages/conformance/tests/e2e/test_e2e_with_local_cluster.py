@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.dev_process import DevProcess, run_dev
+from tests.helpers.shared_folders import shared_folder
 from tests.helpers.waiting import block_until
 from tests.release import images
 
@@ -28,17 +28,16 @@ pytestmark = [
     pytest.mark.kubectl,
     pytest.mark.full,
     pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("e2e"),
 ]
+IMAGE = "localhost/dra-test/gpu-example:e2e"
 GATES = ("--feature-gates", "DRADeviceTaintRules=true", "--runtime-config", "resource.k8s.io/v1beta2=true")
 
 
 @dataclass
 class E2e:
-    """A running cluster, and the image that its nodes have."""
+    """A running cluster, whose nodes have the image ``IMAGE``."""
 
     dev: DevProcess
-    image: str
 
     def command(self, *args: str) -> list[str]:
         own = [
@@ -83,32 +82,37 @@ class E2e:
         kinds = "namespaces,resourceslices,deviceclasses,daemonsets,pods,resourceclaims,clusterroles,validatingadmissionpolicies"
         found = json.loads(self.dev.kubectl("get", kinds, "-A", "-o", "json"))["items"]
         named = [f"{o['kind']} {o['metadata']['name']}" for o in found]
-        return [n for n in named if re.search(r"e2e|gpu|node-", n)]
+        return [n for n in named if re.search(r"e2e|gpu|^ResourceSlice", n)]
+
+
+def build_image(folder: Path) -> None:
+    """Builds the image of the example driver with the broken drivers, and writes it into the folder ``oci``."""
+    images.make_base(folder)
+    tag = images.tag("gpu-example")
+    try:
+        images.build(broken_drivers.ROOT, tag, "--build-arg", "DRIVER=drivers/gpu_example")
+        (context := folder / "broken").mkdir()
+        broken_drivers.write_sources(context)
+        (context / "Dockerfile").write_text(f"FROM {tag}\nCOPY *.py /broken/\n")
+        images.build(context, tag)
+        save = ["podman", "save", "--format", "oci-dir", "-o", str(folder / "oci"), tag]
+        subprocess.run(save, check=True, capture_output=True)
+    finally:
+        images.remove(tag)
 
 
 @pytest.fixture(scope="module")
 def e2e(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2e]:
     if reason := images.missing():
         pytest.skip(reason)
+    saved = shared_folder(tmp_path_factory, "e2e-image", build_image) / "oci"
     folder = tmp_path_factory.mktemp("e2e")
-    images.make_base(folder)
-    tag = f"localhost/dra-test/gpu-example:{zlib.crc32(str(broken_drivers.ROOT).encode()):08x}"
-    images.build(broken_drivers.ROOT, tag, "--build-arg", "DRIVER=drivers/gpu_example")
-    (context := folder / "broken").mkdir()
-    broken_drivers.write_sources(context)
-    (context / "Dockerfile").write_text(f"FROM {tag}\nCOPY *.py /broken/\n")
-    images.build(context, tag)
-    saved = folder / "oci"
-    subprocess.run(["podman", "save", "--format", "oci-dir", "-o", str(saved), tag], check=True, capture_output=True)
-    try:
-        with run_dev(folder, "--containers", "--nodes", "2", *GATES, "--image", f"{tag}={saved}") as dev:
-            yield E2e(dev, tag)
-    finally:
-        images.remove(tag)
+    with run_dev(folder, "--containers", "--nodes", "2", *GATES, "--image", f"{IMAGE}={saved}") as dev:
+        yield E2e(dev)
 
 
 def test_the_example_driver_passes_and_nothing_is_left(e2e: E2e) -> None:
-    code, output = e2e.run("--image", e2e.image, "--pull-policy", "Never", "--pod-env", "E2E=1")
+    code, output = e2e.run("--image", IMAGE, "--pull-policy", "Never", "--pod-env", "E2E=1")
     assert code == 0, output
     assert "skipped" not in output.splitlines()[-1]
     assert re.search(r"cluster: Kubernetes v1\.36\S+ at https://", output)
@@ -152,7 +156,7 @@ def test_the_example_driver_passes_and_nothing_is_left(e2e: E2e) -> None:
 def test_a_broken_driver_fails(
     e2e: E2e, driver_file: str, change: Callable[[list[Any]], None], test: str, message: str, tmp_path: Path
 ) -> None:
-    broken_drivers.write_manifests(manifests := tmp_path / "manifests.yaml", e2e.image, change, driver_file)
+    broken_drivers.write_manifests(manifests := tmp_path / "manifests.yaml", IMAGE, change, driver_file)
     code, output = e2e.run("--manifests", str(manifests), "--wait", "45", "-x", "-k", "example or complete or may")
     assert code == 1, output
     assert re.search(test, output) and re.search(message, output), output
@@ -160,7 +164,7 @@ def test_a_broken_driver_fails(
 
 
 def test_ctrl_c_leaves_nothing_behind(e2e: E2e) -> None:
-    process = e2e.start("--image", e2e.image, "--pull-policy", "Never")
+    process = e2e.start("--image", IMAGE, "--pull-policy", "Never")
     block_until(lambda: "survivor" in e2e.dev.kubectl("get", "pods", "-n", "dra-e2e"), limit=300)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
