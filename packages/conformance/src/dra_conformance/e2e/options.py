@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
 
 from .cluster import Cluster, Settings
 from .deployment import Deployment
@@ -79,7 +81,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.getoption("--wait"),
         tomllib.loads(profile.read_text()),
     )
-    config.stash[_CLUSTER] = cluster = Cluster(settings)
+    try:
+        config.stash[_CLUSTER] = cluster = Cluster(settings)
+        config.stash[_FACTS] = cluster.facts()
+    except (ConfigException, HTTPError, AssertionError) as e:
+        raise pytest.UsageError(f"there is no cluster to test on, set KUBECONFIG: {e}") from None
     config.stash[_DEPLOYMENT] = _deployment(cluster, config.getoption)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -108,7 +114,7 @@ def _deployment(cluster: Cluster, option: Callable[[str], Any]) -> Deployment:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return config.stash[_CLUSTER].facts()
+    return config.stash[_FACTS]
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
@@ -140,4 +146,5 @@ def deployment(request: pytest.FixtureRequest, cluster: Cluster) -> Deployment:
 
 
 _CLUSTER = pytest.StashKey[Cluster]()
+_FACTS = pytest.StashKey[list[str]]()
 _DEPLOYMENT = pytest.StashKey[Deployment]()
