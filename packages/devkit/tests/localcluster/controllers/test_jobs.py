@@ -130,11 +130,6 @@ async def test_a_job_fails_at_its_deadline_and_is_deleted_after_its_ttl(cluster:
     await cluster.wait("the deletion of the job", is_deleted)
 
 
-async def test_container_restarts_count_against_the_backoff_limit(cluster: LocalCluster) -> None:
-    await cluster.apply(job("1", restart="OnFailure", backoffLimit=1))
-    await wait_for_end(cluster, "Failed", "BackoffLimitExceeded")
-
-
 async def test_a_job_managed_by_another_controller_is_ignored(cluster: LocalCluster) -> None:
     await cluster.apply(job(managedBy="example.com/other"))
     own_job = job()
@@ -142,14 +137,6 @@ async def test_a_job_managed_by_another_controller_is_ignored(cluster: LocalClus
     await cluster.apply(own_job)
     await wait_for_status(cluster, JOBS, "ours", lambda s: "Complete" in conditions_of(s))
     assert {p["metadata"]["labels"]["job-name"] for p in await pods(cluster)} == {"ours"}
-
-
-async def test_a_force_deleted_pod_counts_as_failed(cluster: LocalCluster) -> None:
-    await cluster.apply(job(duration="forever", backoffLimit=0))
-    [first] = await cluster.wait("a pod", lambda: _running(cluster, 1))
-    await cluster.client.delete(PODS, first["metadata"]["name"], "default", grace=0)
-    status = await wait_for_end(cluster, "Failed", "BackoffLimitExceeded")
-    assert status["failed"] == 1
 
 
 @pytest.mark.parametrize(

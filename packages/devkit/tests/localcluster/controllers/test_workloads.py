@@ -101,19 +101,6 @@ async def running_pod(cluster: LocalCluster, excluded_uids: set[str]) -> JSON | 
     return next((p for p in candidates if p["status"]["phase"] == "Running"), None)
 
 
-async def test_a_job_fails_after_too_many_failed_pods(cluster: LocalCluster) -> None:
-    await cluster.apply(
-        workload("batch/v1", "Job", "job", restart="Never", backoffLimit=0, completions=1, parallelism=1)
-    )
-    running = await cluster.wait("a pod that runs", lambda: running_pod(cluster, set()))
-    cluster.nodes[running["spec"]["nodeName"]].runtime.end(running["metadata"]["uid"], "main", 3)
-    failed = await wait_for_status(cluster, JOBS, "job", lambda s: bool(s.get("conditions")))
-    assert [(c["type"], c["reason"]) for c in failed["status"]["conditions"]] == [
-        ("FailureTarget", "BackoffLimitExceeded"),
-        ("Failed", "BackoffLimitExceeded"),
-    ]
-
-
 async def test_a_pod_with_an_owner_that_never_existed_is_deleted(cluster: LocalCluster) -> None:
     owner = {
         "apiVersion": "apps/v1",
