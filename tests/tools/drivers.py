@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))
 CUSTOMIZED = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml", "e2e.toml"}
 """Files that a template starts and each driver extends."""
-CI = {PurePosixPath(".github", name) for name in ("workflows/ci.yaml", "workflows/e2e.yaml", "kind.yaml")}
-"""Workflows that drivers in this tree do not need, because `.ci/run` and the workflow of this tree test them."""
+WORKFLOWS = PurePosixPath(".github")
+"""Workflows that drivers in this tree do not need, because `.ci/run` tests them."""
 _RULES = "PYTHON ?="  # The lines above this text in a Makefile belong to the driver.
 
 
@@ -29,7 +29,7 @@ def template(package: Path) -> dict[PurePosixPath, str]:
 def expected_files(package: Path) -> Iterator[tuple[Path, str]]:
     """Yields each file that must equal its template, and the expected content."""
     for path, text in template(package).items():
-        if str(path) in CUSTOMIZED or path in CI:
+        if str(path) in CUSTOMIZED or path.is_relative_to(WORKFLOWS):
             continue
         if path.name == "Makefile":
             own_lines = (package / path).read_text().partition(_RULES)[0]

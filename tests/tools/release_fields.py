@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RELEASES = range(32, 38)
-OUT = Path(__file__).parents[1] / "packaging/manifests/release_fields.json"
+OUT = Path(__file__).parents[2] / "packages/devkit/tests/packaging/manifests/release_fields.json"
 ROOTS = (
     "V1Namespace", "V1ServiceAccount", "V1ConfigMap", "V1ClusterRole", "V1ClusterRoleBinding", "V1Role", "V1RoleBinding", "V1DaemonSet",
     "V1Deployment", "V1ValidatingAdmissionPolicy", "V1ValidatingAdmissionPolicyBinding", "V1beta1DeviceClass", "V1beta2DeviceClass",
-    "V1DeviceClass", "V1ResourceQuota", "V1Service", "V1PodDisruptionBudget", "V1ValidatingWebhookConfiguration",
+    "V1DeviceClass", "V1ResourceQuota", "V1Service", "V1PodDisruptionBudget", "V1NetworkPolicy", "V1ValidatingWebhookConfiguration",
 )  # fmt: skip
 Fields = dict[str, str]  # by name in JSON
 

@@ -136,6 +136,10 @@ def add_deploy(deploy: Parser) -> None:
     )
     text = "existing `kustomize` base to use instead of a new one: a folder relative to FOLDER, or a URL"
     deploy.add_argument("--kustomize-base", metavar="PLACE", default="", help=text)
+    text = "write the Helm chart of this driver below FOLDER, with VALUES as its defaults, instead of the kustomization"
+    deploy.add_argument("--chart", metavar="FOLDER", help=text)
+    text = "version of the chart; by default, the version in the pyproject.toml of the package that contains VALUES"
+    deploy.add_argument("--chart-version", metavar="VERSION", help=text)
     text = "write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard"
     deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
 

@@ -80,12 +80,14 @@ def plain(driver_values: JSON) -> list[JSON]:
             )
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
-    head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
+    of_options = {**labels, "app.kubernetes.io/component": "plugin"}
+    head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": of_options}
     out.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": dict(values.options)})
     version = f"resource.k8s.io/{values.parameters['resourceAPI']}"
     for name, spec in values.classes.items():
         kept = {k: v for k, v in spec.items() if k != "extendedResourceName" or version.endswith("/v1")}
-        out.append({"apiVersion": version, "kind": "DeviceClass", "metadata": {"name": name}, "spec": kept})
+        meta = {"name": name, "labels": labels}
+        out.append({"apiVersion": version, "kind": "DeviceClass", "metadata": meta, "spec": kept})
     return out
 
 

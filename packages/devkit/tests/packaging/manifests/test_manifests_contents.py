@@ -130,8 +130,51 @@ def test_the_webhook_configuration_leads_to_the_pods_of_the_webhook() -> None:
     assert certificate["dnsNames"] == [f"{reference['name']}.{reference['namespace']}.svc"]
     (tls,) = (v["secret"]["secretName"] for v in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in v)
     assert certificate["secretName"] == tls
-    budget = one(EVERYTHING, "PodDisruptionBudget")["spec"]
-    assert budget["selector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("pod", ["controller", "webhook"])
+def test_one_replica_of_a_deployment_stays_while_nodes_are_drained(pod: str) -> None:
+    deployment = one(EVERYTHING, "Deployment", f"npu-{pod}")
+    budget = one(EVERYTHING, "PodDisruptionBudget", f"npu-{pod}")["spec"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"] == deployment["spec"]["selector"]["matchLabels"] == labels
+    assert (budget["maxUnavailable"], deployment["spec"]["replicas"]) == (1, 2)
+
+
+def test_every_object_has_the_name_of_the_driver_as_a_label() -> None:
+    found = {
+        f"{m['kind']} {m['metadata']['name']}": m["metadata"].get("labels", {}).get("app.kubernetes.io/name")
+        for m in EVERYTHING
+    }
+    assert found and set(found.values()) == {"npu"}, found
+
+
+def test_pods_of_one_component_are_selected_by_no_other_object() -> None:
+    workloads = [m for m in EVERYTHING if m["kind"] in {"DaemonSet", "Deployment"}]
+    selectors = [m["spec"]["selector"]["matchLabels"] for m in workloads]
+    for workload in workloads:
+        labels = workload["spec"]["template"]["metadata"]["labels"].items()
+        assert [s for s in selectors if s.items() <= labels] == [workload["spec"]["selector"]["matchLabels"]]
+
+
+def test_pods_run_on_linux_nodes_and_an_operator_can_narrow_them() -> None:
+    narrowed = with_features(*ALL, pods={"all": {"nodeSelector": {"pool": "npu"}}})
+    for workload in (m for m in plain(narrowed) if m["kind"] in {"DaemonSet", "Deployment"}):
+        found = workload["spec"]["template"]["spec"]["nodeSelector"]
+        assert found == {"kubernetes.io/os": "linux", "pool": "npu"}
+
+
+def test_with_a_network_policy_other_pods_reach_only_named_ports() -> None:
+    (policy,) = (m for m in EVERYTHING if m["kind"] == "NetworkPolicy")
+    (rule,) = policy["spec"]["ingress"]
+    named = {
+        port["name"]
+        for m in EVERYTHING
+        if m["kind"] in {"DaemonSet", "Deployment"}
+        for c in m["spec"]["template"]["spec"]["containers"]
+        for port in c.get("ports", ())
+    }
+    assert {p["port"] for p in rule["ports"]} == named == {"http", "https"}
 
 
 def test_the_plugin_mounts_only_the_host_paths_that_it_uses() -> None:

@@ -16,10 +16,10 @@ import yaml
 from dra_devkit.packaging.scaffold.names import Names, module_of
 from dra_devkit.packaging.scaffold.writer import write_package
 from dra_kubeletplugin.driver import load_driver
-from tests.tools.drivers import CI, PACKAGES, ROOT, expected_files
+from tests.tools.drivers import PACKAGES, ROOT, WORKFLOWS, expected_files
 
 LEFT_OUT = {
-    **{str(path): "nobody would run it: this tree has its own" for path in CI},
+    str(WORKFLOWS): "nobody would run it: this tree's is .ci/run",
     "deploy/kustomize": "the drivers share deploy/kustomize of this tree: DEPLOY in their Makefiles",
 }
 NO_HOST = {"gpu_example", "fabric_example"}

@@ -13,7 +13,7 @@ from .source_reader import MADE, ManifestSource
 from .values import Values
 
 HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
-CLASSES = "deviceclass.yaml"
+CLASSES, FEATURE_RULE = "deviceclass.yaml", "nodefeaturerule.yaml"
 
 
 def driver_files(source: ManifestSource, values: Values, base: str) -> Iterator[tuple[str, str]]:
@@ -25,8 +25,34 @@ def driver_files(source: ManifestSource, values: Values, base: str) -> Iterator[
     yield "kustomization.yaml", HEADER + dump(_kustomization(source, values, base))
     if values.classes:
         head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
-        classes = (head | {"metadata": {"name": name}, "spec": spec} for name, spec in values.classes.items())
+        labels = _labels(values)
+        classes = (
+            head | {"metadata": {"name": name, "labels": labels}, "spec": spec} for name, spec in values.classes.items()
+        )
         yield CLASSES, HEADER + "---\n".join(map(dump, classes))
+    if values.pci_devices:
+        yield FEATURE_RULE, HEADER + dump(_node_feature_rule(values))
+
+
+def _labels(values: Values, **more: str) -> JSON:
+    return {f"app.kubernetes.io/{key}": value for key, value in {"name": values.parameters["name"], **more}.items()}
+
+
+def _node_feature_rule(values: Values) -> JSON:
+    """Returns the object with which node feature discovery sets the label ``nodeLabel`` on nodes that have one of the PCI functions."""
+    name = values.parameters["name"]
+    alternatives = []
+    for device in values.pci_devices:
+        ids = dict(zip(("vendor", "device"), device.split(":"), strict=False))
+        expressions = {key: {"op": "In", "value": [value]} for key, value in ids.items()}
+        alternatives.append({"matchFeatures": [{"feature": "pci.device", "matchExpressions": expressions}]})
+    rule = {"name": name, "labels": {values.parameters["nodeLabel"]: "true"}, "matchAny": alternatives}
+    return {
+        "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
+        "kind": "NodeFeatureRule",
+        "metadata": {"name": name, "labels": _labels(values)},
+        "spec": {"rules": [rule]},
+    }
 
 
 def component_names(source: ManifestSource, values: Values) -> list[str]:
@@ -48,7 +74,11 @@ def _kustomization(source: ManifestSource, values: Values, base: str) -> JSON:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [f"{root}/base{at}", *([CLASSES] if values.classes else [])],
+        "resources": [
+            f"{root}/base{at}",
+            *([CLASSES] if values.classes else []),
+            *([FEATURE_RULE] if values.pci_devices else []),
+        ],
         "configMapGenerator": [
             {
                 "name": PARAMETERS,
@@ -57,7 +87,7 @@ def _kustomization(source: ManifestSource, values: Values, base: str) -> JSON:
             },
             {
                 "name": f"{placeholder(source.parameters['name'])}-options",  # the component `parameters` replaces the placeholder
-                "options": {"labels": {"app.kubernetes.io/name": values.parameters["name"]}},
+                "options": {"labels": _labels(values, component="plugin")},
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },
         ],

@@ -15,7 +15,7 @@ _KNOWN = (pod_fields.ALL, *PODS)
 REPLACES_NODE_LABEL = (
     "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
 )
-OWN_LABEL = "app.kubernetes.io/name"
+OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/component")
 # The path of an error has these parts: metadata, first container or spec; the name of the field; the index, if the field is a list.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
@@ -57,8 +57,9 @@ def _origin(valid: Mapping[str, pod_fields.FieldValues], pod: str, name: str) ->
 def _reserved_names(source: ManifestSource, pod: str, own: pod_fields.FieldValues) -> Iterator[PlacedText]:
     """Yields errors about labels and variables that the manifests set themselves. The API server would not report these."""
     labels, env = own.get("labels"), own.get("env")
-    if isinstance(labels, dict) and OWN_LABEL in labels:
-        yield PlacedText(f"pods.{pod}.labels.{OWN_LABEL}", "this label selects the driver's pods: choose another")
+    for label in OWN_LABELS:
+        if isinstance(labels, dict) and label in labels:
+            yield PlacedText(f"pods.{pod}.labels.{label}", "this label selects the driver's pods: choose another")
     for i, variable in enumerate(env if isinstance(env, list) else ()):
         if isinstance(variable, dict) and variable.get("name") in source.variables:
             yield PlacedText(f"pods.{pod}.env[{i}].name", f"{variable['name']} is set by the manifests themselves")

@@ -25,6 +25,7 @@ class Values:
         features: the features that are on.
         options: environment variables of the driver.
         classes: specs of DeviceClasses, by name.
+        pci_devices: ids of PCI functions, VENDOR:DEVICE or VENDOR. Node feature discovery labels the nodes that have one of them.
         pods: the Kubernetes fields to set, by pod, such as ``plugin`` or ``webhook``.
     """
 
@@ -32,6 +33,7 @@ class Values:
     features: frozenset[str]
     options: Mapping[str, str]
     classes: Mapping[str, JSON]
+    pci_devices: Sequence[str]
     pods: Mapping[str, pod_fields.FieldValues]
 
 
@@ -84,6 +86,7 @@ def with_defaults(source: ManifestSource, raw: JSON) -> Values:
         frozenset(name for name, wanted in features.items() if wanted),
         raw.get("options") or {},
         raw.get("deviceClasses") or {},
+        raw.get("pciDevices") or [],
         pod_fields.fields_by_pod(raw.get("pods") or {}),
     )
 

@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
@@ -23,6 +23,12 @@ from . import option_validation, pod_values_validation
 from .source_reader import ManifestSource, Parameter
 
 OTHERS = ("features", "options", "deviceClasses", "pods")
+"""Values that are mappings; the value ``pciDevices`` is a list, and all other values are parameters."""
+PCI_DEVICE = "[0-9a-f]{4}(:[0-9a-f]{4})?"
+_NO_NODE_LABEL = (
+    "node feature discovery sets the label nodeLabel on nodes with these devices: switch the feature nodeLabel on, "
+    "and set the value nodeLabel"
+)
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 _CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
@@ -35,7 +41,7 @@ def value_errors(source: ManifestSource, raw: JSON, driver: type[Driver] | None 
     if wrong := [name for name in OTHERS if not isinstance(raw.get(name), dict | None)]:
         yield from (PlacedText(name, f"{_shown(raw[name])}, not a mapping of names to values") for name in wrong)
         raw = {key: value for key, value in raw.items() if key not in wrong}
-    names = (*source.parameters, *OTHERS)
+    names = (*source.parameters, *OTHERS, "pciDevices")
     # Helm reserves the name "global".
     hints = {name: nearest_or_all(name, names) for name in raw if name not in names and name != "global"}
     yield from (PlacedText(name, f"no such value{hint}") for name, hint in hints.items())
@@ -61,6 +67,7 @@ def value_errors(source: ManifestSource, raw: JSON, driver: type[Driver] | None 
         yield from option_validation.option_errors(driver, texts, framework_options() | source.variables)
     for name, spec in (raw.get("deviceClasses") or {}).items():
         yield from _class_errors(name, spec, raw.get("resourceAPI", "v1"))
+    yield from _pci_device_errors(raw, on)
     yield from pod_values_validation.pod_value_errors(source, raw.get("pods") or {}, on)
     yield from (PlacedText("", conflict.message) for conflict in source.conflicts if conflict.applies(on))
 
@@ -125,6 +132,22 @@ def _setting_errors(name: str, value: str, role: type[Settings]) -> list[PlacedT
     return [
         PlacedText(f"options.{name}", fault) for fault in settings.common_faults() if timed and f"({name})" in fault
     ]
+
+
+def _pci_device_errors(raw: JSON, on: Set[str]) -> Iterator[PlacedText]:
+    devices = raw.get("pciDevices")
+    if not isinstance(devices, list | None):
+        yield PlacedText("pciDevices", f"{_shown(devices)}, not a list of PCI ids")
+        return
+    for i, text in enumerate(devices or ()):
+        if not isinstance(text, str) or not re.fullmatch(PCI_DEVICE, text):
+            how = 'write VENDOR:DEVICE or VENDOR in quotes, such as "1d0f:5000"'
+            yield PlacedText(f"pciDevices[{i}]", f"{_shown(text)} is not a PCI id: {how}")
+    if devices and "nodeLabel" not in on:
+        yield PlacedText("pciDevices", _NO_NODE_LABEL)
+    elif devices and isinstance(label := raw.get("nodeLabel"), str) and "/" not in label:
+        effect = f"node feature discovery would set feature.node.kubernetes.io/{label}"
+        yield PlacedText("nodeLabel", f"{_shown(label)} has no prefix: {effect}")
 
 
 def _class_errors(name: str, spec: Any, version: object) -> Iterator[PlacedText]:

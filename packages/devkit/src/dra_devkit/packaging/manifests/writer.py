@@ -1,4 +1,4 @@
-"""Writes the rendered files: the folders that all drivers share, or the folder of one driver."""
+"""Writes the rendered files: the folders that all drivers share, the folder of one driver, or the chart of one driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_shared(source: ManifestSource, folder: Path, driver: type[Driver] | No
     """
     rendered = {
         KUSTOMIZE: kustomize.base_and_component_files(source),
-        "helm": helm.chart_files(source, __version__, driver),
+        "helm": helm.chart_files(source, helm.shared_chart(__version__), driver),
         "monitoring": monitoring.monitoring_files(),
     }
     return _replace(folder, {f"{form}/{path}": text for form, files in rendered.items() for path, text in files})
@@ -55,12 +55,18 @@ def write_driver(source: ManifestSource, values: Values, folder: Path, base: str
     return _replace(folder, files)
 
 
+def write_chart(source: ManifestSource, chart: helm.Chart, folder: Path, driver: type[Driver] | None) -> list[str]:
+    """Writes the Helm chart of one driver below ``folder``. Returns and raises as :func:`write_driver`."""
+    return _replace(folder, dict(helm.chart_files(source, chart, driver)))
+
+
 def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Writes ``files`` below ``folder``, and returns their names.
 
-    Deletes all other rendered files in the top-level folders that ``files`` names, and a ``deviceclass.yaml`` that is not in ``files``.
+    Deletes all other rendered files in the top-level folders that ``files`` names. At the top, also deletes ``deviceclass.yaml`` and
+    ``nodefeaturerule.yaml`` if ``files`` does not contain them.
     """
-    tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
+    tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES, driver_folder.FEATURE_RULE}
     present = [path for top in sorted(tops) for path in _files_below(folder / top)]
     if foreign := [path for path in present if not is_rendered(path)]:
         raise SettingsError(

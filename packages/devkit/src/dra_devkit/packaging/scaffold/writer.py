@@ -27,6 +27,7 @@ _COMMON = {
     "e2e.yaml": ".github/workflows/e2e.yaml",
     "kind.yaml": ".github/kind.yaml",
     "e2e.toml": "e2e.toml",
+    "release.yaml": ".github/workflows/release.yaml",
     "README.md": "README.md",
     "init.py": "src/%%{module}/__init__.py",
     "py.typed": "src/%%{module}/py.typed",
