@@ -16,7 +16,7 @@ PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))
 CUSTOMIZED = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml", "e2e.toml"}
 """Files that a template starts and each driver extends."""
 WORKFLOWS = PurePosixPath(".github")
-"""Workflows that drivers in this tree do not need, because `.ci/run` tests them."""
+"""Workflows that drivers in this tree do not need, because `.ci/run` and the workflows of this tree test them."""
 _RULES = "PYTHON ?="  # The lines above this text in a Makefile belong to the driver.
 
 

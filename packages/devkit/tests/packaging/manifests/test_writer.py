@@ -31,7 +31,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 def rendered() -> dict[tuple[ModuleType, str], list[tuple[str, str]]]:
     return {
         (kustomize, "base_and_component_files"): list(kustomize.base_and_component_files(SOURCE)),
-        (helm, "chart_files"): list(helm.chart_files(SOURCE, "0.1.0")),
+        (helm, "chart_files"): list(helm.chart_files(SOURCE, helm.shared_chart("0.1.0"))),
     }
 
 

@@ -137,7 +137,8 @@ def _replacements(found: Iterable[tuple[JSON, ReplacementPath]]) -> list[JSON]:
 
 
 def _target(manifest: JSON, place: ReplacementPath) -> JSON:
-    name = manifest["metadata"].get("name")
+    # The name of the only Namespace is replaced before its labels, so the name cannot select it.
+    name = manifest["metadata"].get("name") if manifest["kind"] != "Namespace" else ""
     select = {"kind": manifest["kind"]} | ({"name": name} if name else {})
     options: JSON = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}
     # the generated ConfigMap has no namespace yet, so kustomize must create the field
