@@ -134,29 +134,17 @@ class LeaderElector:
         # After a failure the Lease expires on its own.
         with contextlib.suppress(ApiError, TimeoutError, msgspec.ValidationError):
             async with asyncio.timeout(_RELEASE):
-                while not await self._release_once():
-                    pass
-
-    async def _release_once(self) -> bool:
-        """Releases the Lease. Returns False if another write conflicts.
-
-        Reads the Lease first, because the server may have stored a renewal although no response arrived.
-        """
-        found = await self._read()
-        if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
-            return True
-        released = {
-            "holderIdentity": "",
-            "leaseDurationSeconds": 1,
-            "renewTime": now_exactly(),
-            "acquireTime": now_exactly(),
-        }
-        try:
-            self._store(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **released}}))
-        except ConflictError:
-            return False
-        log.info("released lease %s/%s", self.namespace, self.name)
-        return True
+                while True:
+                    # Read first, because the server may have stored a renewal although no response arrived.
+                    found = await self._read()
+                    if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
+                        return
+                    now = now_exactly()
+                    released = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now, "acquireTime": now}
+                    with contextlib.suppress(ConflictError):
+                        self._store(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **released}}))
+                        log.info("released lease %s/%s", self.namespace, self.name)
+                        return
 
     # --- one attempt ----------------------------------------------------------------------------
 

@@ -21,10 +21,9 @@ import msgspec
 
 from ..base.backoff import Backoff
 from ..base.json_types import JSON
-from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
-from .client import LARGE, KubeClient
+from .client import KubeClient
 from .decoding import Bare, as_json, converting_errors, identity
 from .errors import api_error
 from .resource import Resource
@@ -131,7 +130,7 @@ class Reflector:
                     broken = True
                     async for line in lines:
                         self._alive()
-                        changed = self._take(*await self._decoded(line))
+                        changed = self._take(line)
                         backoff.reset()
                         if changed:
                             yield changed
@@ -228,20 +227,13 @@ class Reflector:
         decode = as_json if self._copies else _bare
         return ((decode(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
 
-    async def _decoded(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
-        """Returns the type of an event, its object, and the encoded object. Long lines are decoded in a thread."""
-
-        def decode() -> tuple[str, JSON, msgspec.Raw]:
-            raw = from_json(line, _Line)
-            is_whole = self._copies or raw.type == "ERROR"
-            return raw.type, from_json(raw.object) if is_whole else _bare(raw.object), raw.object
-
-        with converting_errors(f"watch {self.plural}", self.client.transport.server, lambda: ""):
-            return decode() if len(line) <= LARGE else await in_own_thread(decode)
-
-    def _take(self, kind: str, obj: JSON, encoded: msgspec.Raw) -> Event | None:
+    def _take(self, line: bytes) -> Event | None:
+        """Handles one line of a watch. Returns the event if an object changed. Raises :class:`ApiError`."""
         what = f"watch {self.plural}"
         with converting_errors(what, self.client.transport.server, lambda: ""):
+            found = from_json(line, _Line)
+            kind, encoded = found.type, found.object
+            obj = from_json(encoded) if self._copies or kind == "ERROR" else _bare(encoded)
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise api_error(f"{what}: {message}", int(obj.get("code") or 500), obj)

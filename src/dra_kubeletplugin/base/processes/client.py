@@ -26,7 +26,10 @@ class SupervisedRunner:
         self.path = path
 
     def launch(self, command: ProcessCommand) -> Launched:
-        connection = self._connect(_TIMEOUT)
+        try:
+            connection = self._connect(_TIMEOUT)
+        except OSError as e:
+            raise self._unavailable(e) from None
         try:
             response = self._ask(connection, LaunchRequest(command))
             if response.process is None:
@@ -50,25 +53,20 @@ class SupervisedRunner:
             self._request(StopRequest(process, command), _TIMEOUT + 2 * command.stop_timeout)
 
     def _request(self, request: Request, timeout: float) -> SupervisorResponse:
-        """Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if there is no supervisor, else :class:`RetryableError`."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(timeout)
-        with connection:
-            try:
-                connection.connect(str(self.path))
-            except (FileNotFoundError, ConnectionRefusedError):
-                raise
-            except OSError as e:
-                raise self._unavailable(e) from None
+        """Sends a request on its own connection. Raises as :meth:`_connect` and :meth:`_ask`."""
+        with self._connect(timeout) as connection:
             return self._ask(connection, request)
 
     def _connect(self, timeout: float) -> socket.socket:
+        """Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if there is no supervisor, else :class:`RetryableError`."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
         try:
             connection.connect(str(self.path))
         except OSError as e:
             connection.close()
+            if isinstance(e, FileNotFoundError | ConnectionRefusedError):
+                raise
             raise self._unavailable(e) from None
         return connection
 
