@@ -35,7 +35,7 @@ from .transport import CONNECTIONS, Transport
 T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-_LARGE = 64 * 1024  # bytes: JSON up to this size is decoded on the event loop, which takes at most about 3 ms
+LARGE = 64 * 1024  # bytes: JSON up to this size is decoded on the event loop, which takes at most about 3 ms
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that a version discovery may take
@@ -107,7 +107,7 @@ class KubeClient:
         path = resource.path(namespace)
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
         response = await self._call("GET", path, check_response, query=query, content_type="")
-        if len(response.body) <= _LARGE:
+        if len(response.body) <= LARGE:
             return decode_page(response, f"GET {path}", checked=checked)
         return await in_own_thread(decode_page, response, f"GET {path}", checked=checked)
 

@@ -21,9 +21,10 @@ import msgspec
 
 from ..base.backoff import Backoff
 from ..base.json_types import JSON
+from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
-from .client import KubeClient
+from .client import LARGE, KubeClient
 from .decoding import Bare, as_json, converting_errors, identity
 from .errors import api_error
 from .resource import Resource
@@ -130,7 +131,7 @@ class Reflector:
                     broken = True
                     async for line in lines:
                         self._alive()
-                        changed = self._take(line)
+                        changed = await self._take(line)
                         backoff.reset()
                         if changed:
                             yield changed
@@ -227,13 +228,20 @@ class Reflector:
         decode = as_json if self._copies else _bare
         return ((decode(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
 
-    def _take(self, line: bytes) -> Event | None:
-        """Handles one line of a watch. Returns the event if an object changed. Raises :class:`ApiError`."""
+    def _decode(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
+        """Returns the type of an event, its object, and the encoded object."""
+        found = from_json(line, _Line)
+        is_whole = self._copies or found.type == "ERROR"
+        return found.type, from_json(found.object) if is_whole else _bare(found.object), found.object
+
+    async def _take(self, line: bytes) -> Event | None:
+        """Handles one line of a watch. Returns the event if an object changed. A long line is decoded in a thread.
+
+        Raises :class:`ApiError`.
+        """
         what = f"watch {self.plural}"
         with converting_errors(what, self.client.transport.server, lambda: ""):
-            found = from_json(line, _Line)
-            kind, encoded = found.type, found.object
-            obj = from_json(encoded) if self._copies or kind == "ERROR" else _bare(encoded)
+            kind, obj, encoded = self._decode(line) if len(line) <= LARGE else await in_own_thread(self._decode, line)
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise api_error(f"{what}: {message}", int(obj.get("code") or 500), obj)
