@@ -17,9 +17,9 @@ from enum import Enum
 from ....base.backoff import Backoff
 from ....base.telemetry.logs import Fields, claim_fields, operation, set_log_fields
 from ....base.telemetry.metrics import Metrics
-from ....claims.claim_fields import ClaimFields, DeviceResult
+from ....claims.claim_fields import ClaimFields, ClaimIdentity, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
-from ....driver import Condition, DeviceStatus
+from ....driver import BoundClaim, Condition, DeviceStatus
 from ....errors import ApiError, ConfigError, DraError, PermanentError, clip, describe
 from ....kube.errors import ConflictError
 from .bind_calls import BindCalls
@@ -77,14 +77,10 @@ class Binder:
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._load_fault = ""
+        self.fault = ""
+        """Why nothing can be bound now; empty if there is no fault."""
         self._stopping = False
         metrics.measure("bound_claims", lambda: float(len(self._bound)))
-
-    @property
-    def fault(self) -> str:
-        """Why nothing can be bound now; empty if there is no fault."""
-        return self._load_fault
 
     async def stop(self, grace: float) -> None:
         """Begins nothing new, and waits up to ``grace`` seconds for running calls of the driver."""
@@ -120,13 +116,13 @@ class Binder:
         while True:
             try:
                 self._bound = {r.claim.uid: r for r in await self.records.load()}
-                self._load_fault = ""
+                self.fault = ""
                 return
             except ApiError as e:
                 fault = f"cannot read the records of bound claims: {e}"
-                if fault != self._load_fault:
+                if fault != self.fault:
                     log.warning("cannot read the records of bound claims: %s", e)
-                self._load_fault = fault
+                self.fault = fault
             await asyncio.sleep(backoff.next())
 
     def _backoff(self) -> Backoff:
@@ -192,21 +188,14 @@ class Binder:
         return NextStep.AGAIN
 
     async def _record(self, wanted: AllocatedClaim) -> None:
+        uid = wanted.claim.uid
         try:
-            self._bound[wanted.claim.uid] = await self.records.create(wanted)
+            self._bound[uid] = await self.records.create(wanted)
         except ConflictError:  # a response was lost, or another leader wrote the record meanwhile: that record counts
-            await self._read_again(wanted.claim.uid)
+            # The records of other claims in memory may be newer than the list.
+            if own := next((r for r in await self.records.load() if r.claim.uid == uid), None):
+                self._bound[uid] = own
             raise
-
-    async def _read_again(self, uid: str) -> None:
-        """Reads the record of one claim. The records of other claims in memory may be newer than the list.
-
-        Raises:
-            ApiError: the records cannot be listed.
-        """
-        for record in await self.records.load():
-            if record.claim.uid == uid:
-                self._bound[uid] = record
 
     async def _bind(self, wanted: AllocatedClaim) -> None:
         uid = wanted.claim.uid
@@ -266,18 +255,19 @@ class Binder:
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def _shown(self, uid: str) -> str:
+    def _known(self, uid: str) -> ClaimIdentity | BoundClaim | None:
         if found := self._watch.get(uid) if self._watch else None:
-            return str(found.claim)
-        if record := self._bound.get(uid):
-            return f"{record.claim.namespace}/{record.claim.name}"
-        return uid
+            return found.claim
+        record = self._bound.get(uid)
+        return record.claim if record else None
+
+    def _shown(self, uid: str) -> str:
+        claim = self._known(uid)
+        return f"{claim.namespace}/{claim.name}" if claim else uid
 
     def _log_fields(self, uid: str) -> Fields:
-        if found := self._watch.get(uid) if self._watch else None:
-            return claim_fields(found.claim)
-        record = self._bound.get(uid)
-        return claim_fields(record.claim) if record else {"claim_uid": uid}
+        claim = self._known(uid)
+        return claim_fields(claim) if claim else {"claim_uid": uid}
 
     def _record_fault(self, uid: str, e: Exception) -> None:
         shown = self._shown(uid)
