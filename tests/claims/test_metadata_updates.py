@@ -270,6 +270,19 @@ async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have
             await r.driver.update_metadata(UID, "net", network_data=ETH)
 
 
+async def test_a_driver_that_has_no_metadata_any_more_removes_the_files_of_older_claims(tmp_path: Path) -> None:
+    class Off(Net):
+        metadata = False
+
+    api = FakeApiServer()
+    async with running_manager(tmp_path, Net(), api) as r:
+        await r.prepare(claim(api))
+        assert path(r, "net").exists() and path(r, "acc").exists()
+    async with running_manager(tmp_path, Off(), api) as r:
+        assert await r.unprepare(claim(api)) == ()
+        assert list(path(r, "net").parent.iterdir()) == []
+
+
 # --- updates that do not complete normally -----------------------------------------------------------------
 
 
