@@ -7,8 +7,8 @@ from typing import Any
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import dropped_fields, strategy
 from dra_devkit.localcluster.apiserver.kinds import KINDS
+from dra_devkit.validation import defaulting
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi import defaulting
 
 KIND = {k.kind: k for k in KINDS}
 RELEASE = Features.of("1.36")

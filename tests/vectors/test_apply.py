@@ -54,10 +54,19 @@ def comparable(obj: JSON | None) -> Any:
     return {**{k: v for k, v in out.items() if k not in {"kind", "apiVersion"}}, "metadata": meta, "managers": managed}
 
 
+class NamedClient(KubeClient):
+    """A client whose requests name another program, from which the API server derives the field manager."""
+
+    agent = "python"
+
+    async def headers(self, content_type: str = "") -> dict[str, str]:
+        return {**await super().headers(content_type), "User-Agent": self.agent}
+
+
 class Session:
     """One recorded sequence against one API server."""
 
-    def __init__(self, client: KubeClient, kind: str) -> None:
+    def __init__(self, client: NamedClient, kind: str) -> None:
         self.client = client
         self.kind = kind.partition("/")[0]
         self.name = ""
@@ -81,8 +90,7 @@ class Session:
         method = {"create": "POST", "put": "PUT", "delete": "DELETE"}.get(verb, "PATCH")
         target = path_of(self.kind, "" if verb == "create" else self.name, sub)
         try:
-            agent = {"User-Agent": step["userAgent"]} if step.get("userAgent") else {}
-            self.client._plain = {**self.client._plain, "User-Agent": "python", **agent}
+            self.client.agent = step.get("userAgent") or NamedClient.agent
             response = await self.client.call(
                 method, target, body, query=query, content_type=TYPES.get(verb, "application/json")
             )
@@ -105,7 +113,7 @@ async def test_managers_and_conflicts_match_kubernetes(case: JSON) -> None:
     server = ApiServer()
     await server.start()
     try:
-        async with KubeClient(server.config) as client:
+        async with NamedClient(server.config) as client:
             await client.call("POST", "/api/v1/namespaces", {"metadata": {"name": "apply"}})
             session = Session(client, case["kind"])
             for number, step in enumerate(case["steps"]):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..base.json_types import ReadOnlyJSON
-from .label_selectors import holds
 
 
 def matches(node: ReadOnlyJSON, name: str | None, everywhere: bool | None, selector: ReadOnlyJSON | None) -> bool:
@@ -38,3 +39,31 @@ def _term(node: ReadOnlyJSON, term: ReadOnlyJSON) -> bool:
     return all(holds(labels, e) for e in expressions) and all(
         holds({"metadata.name": node["metadata"]["name"]}, e) for e in fields
     )
+
+
+def holds(labels: Mapping[str, str], expression: ReadOnlyJSON) -> bool:
+    """Evaluates one expression of a label or node selector.
+
+    An unknown operator, which the API server rejects, matches nothing.
+    """
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value is not None and value in values
+        case "NotIn":
+            return value is None or value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator:  # only in node selectors
+            return _compares(operator, value, values)
+    return False
+
+
+def _compares(operator: str, value: str | None, values: list[str]) -> bool:
+    try:
+        number, bound = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return number > bound if operator == "Gt" else number < bound

@@ -201,11 +201,6 @@ def test_a_field_of_a_wrong_type_is_reported_with_the_correct_type(fields: dict[
     assert message in "; ".join(Device(**{"name": "d", **fields}).faults())
 
 
-def test_taints_of_a_generator_are_kept() -> None:
-    device = Device("d", taints=(Taint(key=k) for k in "ab"))  # type: ignore[arg-type]
-    assert device.json() == device.json() and len(device.json()["taints"]) == 2
-
-
 EMPTY_SPEC_ERRORS = ["spec.driver", "spec.pool.name", "spec.pool.resourceSliceCount"]
 
 

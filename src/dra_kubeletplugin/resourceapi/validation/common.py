@@ -9,8 +9,6 @@ from typing import Any
 from . import names
 from .field_errors import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many, unsupported
 
-MAX_OPAQUE_BYTES = 10 * 1024
-
 
 def items(
     values: Sequence[Any] | None,
@@ -174,20 +172,3 @@ def taint_effect(value: str, path: str, effects: Collection[str] = TAINT_EFFECTS
     if not value:
         return [required(path)]
     return [] if value in effects else [unsupported(path, value, effects)]
-
-
-def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:
-    """Validates an opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
-    out = driver_name(config.get("driver", ""), f"{path}.driver")
-    return out + json_object(config.get("parameters"), f"{path}.parameters", MAX_OPAQUE_BYTES)
-
-
-def json_object(value: object, path: str, limit: int) -> list[FieldError]:
-    """Validates a JSON object of at most ``limit`` bytes."""
-    import msgspec
-
-    if value is None:
-        return [required(path)]
-    if len(msgspec.json.encode(value)) > limit:
-        return [too_long(path, limit)]
-    return [] if isinstance(value, Mapping) else [invalid(path, "<value omitted>", "must be a valid JSON object")]

@@ -20,14 +20,6 @@ class FieldError:
         return f"{self.field}: {self.message}"
 
 
-class ProgramFault(ValueError):
-    """An expression compiles, but no program can be created from it. The API server reports an internal error."""
-
-
-def internal(path: str, detail: str) -> FieldError:
-    return FieldError("InternalError", path, f"Internal error: {detail}")
-
-
 def required(path: str, detail: str = "") -> FieldError:
     return FieldError("FieldValueRequired", path, "Required value" + (f": {detail}" if detail else ""))
 

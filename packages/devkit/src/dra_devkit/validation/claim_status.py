@@ -9,10 +9,8 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
 from dra_kubeletplugin.resourceapi.validation import names
 from dra_kubeletplugin.resourceapi.validation.common import (
-    MAX_OPAQUE_BYTES,
     driver_name,
     items,
-    json_object,
     node_selector,
     pool_name,
 )
@@ -29,7 +27,15 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
 )
 from dra_kubeletplugin.resourceapi.validation.slices import bindings
 
-from .claims import MAX_CONFIGS, admin_access, configuration, known_requests, request_name
+from .claims import (
+    MAX_CONFIGS,
+    MAX_OPAQUE_BYTES,
+    admin_access,
+    configuration,
+    json_object,
+    known_requests,
+    request_name,
+)
 from .metadata import updated_metadata
 
 MAX_RESERVED = 256

@@ -7,17 +7,18 @@ length of expressions is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from typing import Any
+
+import msgspec
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.validation import names
-from dra_kubeletplugin.resourceapi.validation.common import items, opaque, qualified_name, taint_effect, taint_key
+from dra_kubeletplugin.resourceapi.validation.common import driver_name, items, qualified_name, taint_effect, taint_key
 from dra_kubeletplugin.resourceapi.validation.field_errors import (
     FieldError,
-    ProgramFault,
     forbidden,
-    internal,
     invalid,
     invalids,
     required,
@@ -35,8 +36,13 @@ MAX_SUBREQUESTS = 8
 MAX_CEL_BYTES = 10 * 1024
 MAX_CEL_COST = 1_000_000
 MAX_EXTENDED_NAME = 63
+MAX_OPAQUE_BYTES = 10 * 1024
 
 Compile = Callable[[str], object] | None
+
+
+class ProgramFault(ValueError):
+    """An expression compiles, but no program can be created from it. The API server reports an internal error."""
 
 
 def validate_claim(obj: ReadOnlyJSON, compile: Compile = None) -> list[FieldError]:
@@ -162,6 +168,10 @@ def _device_request(request: ReadOnlyJSON, path: str, compile: Compile) -> list[
     return out + tolerations(request.get("tolerations"), f"{path}.tolerations")
 
 
+def internal(path: str, detail: str) -> FieldError:
+    return FieldError("InternalError", path, f"Internal error: {detail}")
+
+
 def _selector(selector: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
     cel = selector.get("cel")
     if cel is None:
@@ -231,3 +241,18 @@ def admin_access(owners: Iterable[ReadOnlyJSON], path: str, labels: ReadOnlyJSON
     rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
     found = (forbidden(f"{path}[{i}].adminAccess", rule) for i, o in enumerate(owners) if o.get("adminAccess"))
     return list(islice(found, 1))
+
+
+def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:
+    """Validates an opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
+    out = driver_name(config.get("driver", ""), f"{path}.driver")
+    return out + json_object(config.get("parameters"), f"{path}.parameters", MAX_OPAQUE_BYTES)
+
+
+def json_object(value: object, path: str, limit: int) -> list[FieldError]:
+    """Validates a JSON object of at most ``limit`` bytes."""
+    if value is None:
+        return [required(path)]
+    if len(msgspec.json.encode(value)) > limit:
+        return [too_long(path, limit)]
+    return [] if isinstance(value, Mapping) else [invalid(path, "<value omitted>", "must be a valid JSON object")]

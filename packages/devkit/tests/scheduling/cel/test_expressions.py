@@ -67,8 +67,8 @@ def test_an_expression_with_a_too_high_estimate_is_rejected_at_admission() -> No
     from dra_devkit.schemas.decoding import decode_strictly
     from dra_devkit.schemas.shapes import dra_shape
     from dra_devkit.testing.pods import device_class
+    from dra_devkit.validation import defaulting
     from dra_devkit.validation.claims import validate_class
-    from dra_kubeletplugin.resourceapi import defaulting
 
     costly = device_class("c", "d")
     inner = 'device.attributes["d"].all(b, device.attributes["d"].all(c, device.attributes["d"].all(e, b != c)))'

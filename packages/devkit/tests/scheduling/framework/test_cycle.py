@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_devkit.label_selectors import selected
 from dra_devkit.scheduling.framework import devices, node_info, pod_info, scoring, unsupported
 from dra_devkit.scheduling.framework.cache import Cache
 from dra_devkit.scheduling.framework.cycle import Cycle, CycleSnapshot
@@ -22,7 +23,6 @@ from dra_devkit.scheduling.framework.preemption import Victims, preempt
 from dra_devkit.scheduling.framework.status import NodeDiagnosis, Plugin, Rejection
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi import node_selectors
-from dra_kubeletplugin.resourceapi.label_selectors import selected
 
 DRIVER = "d.example.com"
 

@@ -14,9 +14,10 @@ from dra_devkit.scheduling.framework import filters, pod_groups, pod_info
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_devkit.scheduling.framework.pod_info import PodInfo
 from dra_devkit.schemas import decoding, shapes
+from dra_devkit.validation.defaulting import apply
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import QuestionError, describe
-from dra_kubeletplugin.resourceapi.defaulting import apply, now
+from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ..object_shapes import FAULTS, RULES, validated
 from ..snapshot import KINDS as READ

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.label_selectors import selected
 
+from ...label_selectors import selected
 from .access import GROUP, Access, AccessRequest, Rule, covers
 from .auth import User
 from .kinds import Registry

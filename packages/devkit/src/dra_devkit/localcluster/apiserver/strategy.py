@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi import defaulting as defaults
 from dra_kubeletplugin.resourceapi.conversion import GROUP, convert
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 
@@ -19,6 +18,7 @@ from ...kubernetes_releases import Features
 from ...scheduling import cel
 from ...schemas import decoding, shapes
 from ...validation import claim_status, claims, metadata, slices
+from ...validation import defaulting as defaults
 from . import custom, dropped_fields
 from .kinds import ServedKind
 from .validation import defaulting, events, objects

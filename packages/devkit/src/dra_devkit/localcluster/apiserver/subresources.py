@@ -9,8 +9,8 @@ from typing import Any
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.defaulting import now
-from dra_kubeletplugin.resourceapi.label_selectors import selected
 
+from ...label_selectors import selected
 from ...schemas import shapes
 from ...schemas.decoding import DecodeError, decode
 from . import field_managers, patch, request_decoding, service_account_tokens, strategy

@@ -11,8 +11,9 @@ from decimal import Decimal
 from typing import Any
 
 from dra_kubeletplugin.resourceapi.quantity import Quantity
-from dra_kubeletplugin.resourceapi.validation.field_errors import ProgramFault
 from dra_kubeletplugin.resourceapi.version import Version
+
+from ...validation.claims import ProgramFault
 
 
 class CelError(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.label_selectors import selected, with_keys
 
+from ...label_selectors import selected, with_keys
 from .node_info import NodeInfo
 from .pod_info import PodInfo
 from .status import Plugin, Rejection

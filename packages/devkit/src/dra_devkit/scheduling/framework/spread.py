@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.label_selectors import selected, with_keys
 
+from ...label_selectors import selected, with_keys
 from . import filters
 from .node_info import NodeInfo
 from .pod_info import PodInfo

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.label_selectors import selected
 
+from ....label_selectors import selected
 from ..kinds import Registry, ServedKind
 from ..storage import Storage
 from .attributes import DELETE, Attributes, View

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.label_selectors import selected
 
+from ....label_selectors import selected
 from ....scheduling.cel.expressions import Budget, Expression, LazyVariables
 from ....scheduling.cel.values import CelError, CompileError
 from .. import strategy

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.resourceapi.node_selectors import holds
 
 
 def selected(labels: Mapping[str, str], selector: ReadOnlyJSON | None) -> bool:
@@ -34,31 +35,3 @@ def with_keys(
     more = [{"key": k, "operator": "In", "values": [own[k]]} for k in same if k in own]
     more += [{"key": k, "operator": "NotIn", "values": [own[k]]} for k in other if k in own]
     return {**selector, "matchExpressions": [*(selector.get("matchExpressions") or []), *more]}
-
-
-def holds(labels: Mapping[str, str], expression: ReadOnlyJSON) -> bool:
-    """Evaluates one expression of a label or node selector.
-
-    An unknown operator, which the API server rejects, matches nothing.
-    """
-    value, values = labels.get(expression["key"]), expression.get("values") or []
-    match expression["operator"]:
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return value is None or value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as operator:  # only in node selectors
-            return _compares(operator, value, values)
-    return False
-
-
-def _compares(operator: str, value: str | None, values: list[str]) -> bool:
-    try:
-        number, bound = int(value or ""), int(values[0])
-    except (ValueError, IndexError):
-        return False
-    return number > bound if operator == "Gt" else number < bound
