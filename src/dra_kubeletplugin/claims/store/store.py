@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ...base.threads import in_own_thread
+from ...base.threads import Threads, in_own_thread
 from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
@@ -52,6 +52,7 @@ class RecordStore:
         self.folder = folder
         self.fault = ""
         self.repaired = asyncio.Event()
+        self._thread = Threads(1, "records")
         self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
         self._batches: asyncio.Task[None] | None = None  # runs while there is work
         self._began = 0.0  # when the current batch began, by time.monotonic()
@@ -85,9 +86,8 @@ class RecordStore:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             self._began = time.monotonic()
-            for (_, future), result in zip(
-                batch, await in_own_thread(self._work, [job for job, _ in batch]), strict=True
-            ):
+            results = await self._in_thread([job for job, _ in batch])
+            for (_, future), result in zip(batch, results, strict=True):
                 if future.done():  # its caller was cancelled
                     continue
                 if isinstance(result, BaseException):
@@ -96,6 +96,23 @@ class RecordStore:
                     future.set_result(result)
             self._began = 0.0
         self._batches = None
+
+    def _in_thread(self, jobs: Sequence[Job]) -> asyncio.Future[list[object]]:
+        """Starts :meth:`_work` in the thread. A thread of its own costs less CPU time in each call than an executor of the loop."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[object]] = loop.create_future()
+
+        def deliver(results: list[object]) -> None:
+            if not done.done():
+                done.set_result(results)
+
+        def work() -> None:
+            results = self._work(jobs)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+                loop.call_soon_threadsafe(deliver, results)
+
+        self._thread.submit(work)
+        return done
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
