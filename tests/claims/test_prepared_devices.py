@@ -127,7 +127,7 @@ def changed(**fields: Any) -> list[PreparedDevice]:
             [7],
             "prepare returned a list with int, not PreparedDevice: return device.prepared(...) for each of claim.devices",
         ),
-        (changed(pool=7), "device d-0 of pool 7 for request 'r', which is not allocated to it"),
+        (changed(pool=7), "whose names are not text: use AllocatedDevice.prepared()"),
         (changed(edits=None), "device d-0 with edits of type NoneType, not ContainerEdits"),
         (changed(edits={}), "device d-0 with edits of type dict, not ContainerEdits: write ContainerEdits(...)"),
         (changed(status={}), "device d-0 with status of type dict, not DeviceStatus"),

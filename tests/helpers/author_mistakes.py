@@ -248,7 +248,7 @@ PREPARE = [
     undo("a misspelled step", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
     undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
     undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
-    cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
+    cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "claim.on_undo('close') was not awaited: write `await` before it"),
     prepare_result("a missing node", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
     prepare_result("a mount of a missing path", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
 ]  # fmt: skip

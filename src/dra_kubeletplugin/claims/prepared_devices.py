@@ -131,6 +131,10 @@ def _matched(
                     f"{missing_await_hint(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         key = (p.pool, p.name, p.share_id, p.request)
+        if not all(isinstance(k, str | None) for k in key):
+            raise BadAnswerError(
+                f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
+            )
         if key in found:
             raise BadAnswerError(f"{shown}: prepare returned device {p.name} twice for request {p.request}")
         if key not in wanted:
