@@ -54,6 +54,8 @@ class _Node:
 @functools.cache
 def _paths() -> _Node:
     """Returns the paths of a device's fields with a gate. ``*`` is each key."""
+    # Ranges with fractions (DRAFractionalCapacityRange) are not here, because no field is dropped. A scheduler without the
+    # gate rounds requests up to whole numbers: it may allocate too much, but never the same amount twice.
     root = _Node()
     for found in fields_of("ResourceSlice"):
         if found.row.gate and found.path.startswith(_DEVICE):
@@ -62,8 +64,6 @@ def _paths() -> _Node:
                 node = node.steps.setdefault(step, _Node())
             node.row = found.row
     return root
-    # Ranges with fractions (DRAFractionalCapacityRange) have no row, because no field is dropped. A scheduler without the
-    # gate rounds requests up to whole numbers: it may allocate too much, but never the same amount twice.
 
 
 def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
