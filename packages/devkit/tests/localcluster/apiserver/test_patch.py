@@ -80,3 +80,30 @@ def test_merged_lists_of_plain_values_are_sets() -> None:
 def test_an_invalid_patch_is_reported(change: JSON) -> None:
     with pytest.raises(patch.PatchError):
         patch.strategic(object_with({"containers": [{"name": "a"}]}), object_with(change), POD)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        ({"op": "remove", "path": "/spec/nope"}, "can't remove a non-existent object 'nope'"),
+        ({"op": "add", "path": "/spec/containers/9", "value": {}}, "can't insert outside of list"),
+        (
+            {"op": "test", "path": "/spec/containers/0/name", "value": "b"},
+            "testing value /spec/containers/0/name failed",
+        ),
+        ({"op": "add", "path": "/spec"}, "does not contain a 'value' member"),
+        ({"op": "explode", "path": "/spec"}, "Unknown operation 'explode'"),
+        ({"op": "remove", "path": ""}, "can't remove the whole document"),
+        ({"op": "remove", "path": 5}, "Invalid 'path'"),
+        ("remove", "a JSON patch is a list of operations"),
+    ],
+)
+def test_an_invalid_json_patch_is_reported(operation: object, message: str) -> None:
+    with pytest.raises(patch.PatchError, match=message):
+        patch.json_patch(object_with({"containers": [{"name": "a"}]}), [operation])
+
+
+def test_a_json_patch_may_test_that_a_path_does_not_exist() -> None:
+    """As on Kubernetes, where a client creates a list only if it does not exist."""
+    operations = [{"op": "test", "path": "/spec", "value": None}, {"op": "add", "path": "/spec", "value": []}]
+    assert patch.json_patch({}, operations) == {"spec": []}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+import jsonpatch
+import jsonpointer
 
 from ...schemas import tables
 from .requests import RequestInfo
@@ -187,103 +191,26 @@ def json_patch(target: Any, operations: Any) -> Any:
         PatchError: An operation is malformed or cannot be applied.
         StatusError: The patch has too many operations.
     """
-    if not isinstance(operations, Sequence) or isinstance(operations, str):
+    if not isinstance(operations, list) or not all(isinstance(op, dict) for op in operations):
         raise PatchError("a JSON patch is a list of operations")
     if len(operations) > _MAX_OPERATIONS:
         raise StatusError(
             413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}"
         )
-    doc = {"": copy.deepcopy(target)}
-    for op in operations:
-        if not isinstance(op, Mapping) or not isinstance(op.get("path"), str):
-            raise PatchError("an operation has no path")
-        _operate(doc, op)
-    return doc[""]
-
-
-def _operate(doc: Any, op: Mapping[str, Any]) -> None:
-    path = _parts(op["path"])
-    match op.get("op"):
-        case "add":
-            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=True)
-        case "replace":
-            _take(doc, path, remove=False)
-            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=False)
-        case "remove":
-            _take(doc, path, remove=True)
-        case "test":
-            if _tested(doc, path) != op.get("value"):
-                raise PatchError(f"testing value {op['path']} failed: test failed")
-        case "move" | "copy":
-            source = _parts(str(op.get("from", "")))
-            value = copy.deepcopy(_take(doc, source, remove=op["op"] == "move"))
-            _put(doc, path, value, insert=True)
-        case other:
-            raise PatchError(f"unknown operation {other!r}")
-
-
-def _operation_value(op: Mapping[str, Any]) -> Any:
-    if "value" not in op:
-        raise PatchError(f"the operation on {op['path']} has no value")
-    return op["value"]
-
-
-def _tested(doc: Any, path: list[str]) -> Any:
-    """Returns the value at a path; None if the path does not exist, because ``test`` treats that as null."""
     try:
-        return _take(doc, path, remove=False)
-    except PatchError:
-        return None
+        return _JsonPatch(operations).apply(target)
+    except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException) as e:
+        raise PatchError(str(e)) from None
 
 
-def _parts(path: str) -> list[str]:
-    return [p.replace("~1", "/").replace("~0", "~") for p in path.split("/")]
+class _Test(jsonpatch.TestOperation):
+    """The operation ``test`` of Kubernetes, where a path that does not exist is null, as in the Go library of the API server."""
+
+    def apply(self, obj: Any) -> Any:
+        if self.pointer.resolve(obj, None) != self.operation.get("value"):
+            raise jsonpatch.JsonPatchTestFailed(f"testing value {self.location} failed: test failed")
+        return obj
 
 
-def _missing(path: list[str]) -> PatchError:
-    return PatchError(f"path {'/'.join(path)} does not exist")
-
-
-def _index(part: str) -> int:
-    if not (part.isascii() and part.isdigit()):
-        raise ValueError(part)
-    return int(part)
-
-
-def _parent(doc: Any, path: list[str]) -> Any:
-    node = doc
-    for part in path[:-1]:
-        try:
-            node = node[_index(part)] if isinstance(node, list) else node[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise _missing(path) from None
-    return node
-
-
-def _put(doc: Any, path: list[str], value: Any, *, insert: bool) -> None:
-    node, last = _parent(doc, path), path[-1]
-    if isinstance(node, dict):
-        node[last] = value
-        return
-    try:
-        index = len(node) if last == "-" else _index(last)
-        if index > len(node):
-            raise IndexError
-        if insert:
-            node.insert(index, value)
-        else:
-            node[index] = value
-    except (IndexError, ValueError, TypeError, AttributeError):
-        raise _missing(path) from None
-
-
-def _take(doc: Any, path: list[str], *, remove: bool) -> Any:
-    node, last = _parent(doc, path), path[-1]
-    try:
-        key = _index(last) if isinstance(node, list) else last
-        value = node[key]
-        if remove:
-            del node[key]
-    except (KeyError, IndexError, ValueError, TypeError):
-        raise _missing(path) from None
-    return value
+class _JsonPatch(jsonpatch.JsonPatch):
+    operations = MappingProxyType({**jsonpatch.JsonPatch.operations, "test": _Test})
