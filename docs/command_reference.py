@@ -96,6 +96,8 @@ def _command(name: str, parser: Parser) -> Iterator[str]:
         yield from ("", f"[Settings](settings.md): {', '.join(f'`{s}`' for s in settings)}.")
     if parser.epilog:
         yield from ("", parser.epilog)
+    if parser.example:
+        yield from ("", f"Example: `{parser.example}`.")
     if found := SHAPES.get(name):
         yield from ("", f"`-o json|yaml`: {' or '.join(map(_link, found))}.")
 

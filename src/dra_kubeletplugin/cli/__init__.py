@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,10 +12,10 @@ from .. import __version__
 from ..base.text import did_you_mean
 from ..errors import describe
 from . import command_args  # noqa: F401 it defines the commands
-from .shell.exit_codes import Exit, epilog
+from .shell.exit_codes import Exit
 from .shell.exit_handling import ended, print_line
 from .shell.options import add_settings
-from .shell.parsing import COMMANDS, Parser, fail, terminal_columns
+from .shell.parsing import COMMANDS, Parser, fail
 
 if TYPE_CHECKING:
     from ..driver import Driver
@@ -45,25 +44,11 @@ def load_packages() -> None:
         COMMANDS.update(known)  # a package adds commands, and replaces none
 
 
-def _help() -> str:
-    """Returns the text of ``dra --help``."""
-    width = terminal_columns() - 2
-    lines = ["usage: dra COMMAND [OPTION]...", "       dra --version", "", "Kubernetes DRA drivers in Python.", ""]
-    for name, command in COMMANDS.items():
-        if " " not in name:
-            lines += textwrap.wrap(command.help, width, initial_indent=f"  {name:13}", subsequent_indent=" " * 15)
-    missing = {package: [n for n in names if n not in COMMANDS] for package, names in PACKAGES.items()}
-    ends = ["`dra COMMAND --help` lists the options of a command.", epilog()]
-    ends += [f"In {package}, not installed: {', '.join(names)}." for package, names in missing.items() if names]
-    for end in ends:
-        lines += ["", *textwrap.wrap(end, width)]
-    return "\n".join(lines)
-
-
 def command_parser(name: str) -> Parser:
     """Returns the parser of one command, such as ``claims`` or ``dev status``."""
     out = Parser(prog=f"dra {name}")
     COMMANDS[name].add_arguments(out)
+    out.example = COMMANDS[name].example
     return out
 
 
@@ -93,7 +78,10 @@ def _run(words: Sequence[str]) -> int:
             return Exit.SUCCESS
         case ["-h" | "--help", *_]:
             load_packages()
-            print(_help())
+            from .shell.help import help_text
+
+            missing = {package: [n for n in names if n not in COMMANDS] for package, names in PACKAGES.items()}
+            print(help_text(COMMANDS, {package: names for package, names in missing.items() if names}))
             return Exit.SUCCESS
     if words[0] not in COMMANDS:
         load_packages()

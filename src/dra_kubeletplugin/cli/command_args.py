@@ -5,26 +5,46 @@ from __future__ import annotations
 from ..base.settings import ControllerSettings, WebhookSettings
 from .shell.options import add_settings
 from .shell.output import add_output
-from .shell.parsing import Parser, command
+from .shell.parsing import Group, Parser, command
 
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
 
 
-@command("run", "run a driver as the plugin of a node", "run:run_command", driver_options=True)
+@command(
+    "run",
+    "run a driver as the plugin of a node",
+    "run:run_command",
+    driver_options=True,
+    group=Group.NODE,
+    example="dra run acme.py --node-name worker-1",
+)
 def add_run(run: Parser) -> None:
     run.description = "Runs the plugin of a driver on a node until SIGTERM."
     run.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(run)
 
 
-@command("controller", "run the controller of a driver", "controller:controller_command", driver_options=True)
+@command(
+    "controller",
+    "run the controller of a driver",
+    "controller:controller_command",
+    driver_options=True,
+    group=Group.NODE,
+    example="dra controller acme.py --namespace acme",
+)
 def add_controller(controller: Parser) -> None:
     controller.description = "Publishes a driver's pools without a node, and binds claims, until SIGTERM."
     controller.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(controller, ControllerSettings)
 
 
-@command("webhook", "run an admission webhook that rejects invalid parameters", "webhook:webhook")
+@command(
+    "webhook",
+    "run an admission webhook that rejects invalid parameters",
+    "webhook:webhook",
+    group=Group.NODE,
+    example="dra webhook acme.py --tls-cert-file tls.crt --tls-private-key-file tls.key",
+)
 def add_webhook(webhook: Parser) -> None:
     webhook.description = (
         "Runs a validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM."
@@ -33,7 +53,13 @@ def add_webhook(webhook: Parser) -> None:
     add_settings(webhook, WebhookSettings)
 
 
-@command("supervisor", "run the process supervisor that starts processes of claims", "supervisor:supervisor")
+@command(
+    "supervisor",
+    "run the process supervisor that starts processes of claims",
+    "supervisor:supervisor",
+    group=Group.NODE,
+    example="dra supervisor /run/acme/supervisor.sock",
+)
 def add_supervisor(supervisor: Parser) -> None:
     supervisor.description = (
         "Starts the processes of claims for a plugin in another container (PROCESS_SUPERVISOR), until SIGTERM. The processes outlive "
@@ -42,7 +68,13 @@ def add_supervisor(supervisor: Parser) -> None:
     supervisor.add_argument("socket", metavar="SOCKET", help="path of the Unix socket that it serves")
 
 
-@command("claims", "list or forget records of prepared claims", "claims:claims")
+@command(
+    "claims",
+    "list or forget records of prepared claims",
+    "claims:claims",
+    group=Group.NODE,
+    example="dra claims --driver-name gpu.example.com -o yaml",
+)
 def add_claims(claims: Parser) -> None:
     claims.description = (
         "Lists the records of prepared claims on this node, of one driver or of all; `forget UID` deletes a record and "
@@ -55,7 +87,13 @@ def add_claims(claims: Parser) -> None:
     add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
 
 
-@command("cleanup", "remove the files and slices of an uninstalled driver from this node", "cleanup:cleanup")
+@command(
+    "cleanup",
+    "remove the files and slices of an uninstalled driver from this node",
+    "cleanup:cleanup",
+    group=Group.NODE,
+    example="dra cleanup --driver-name gpu.example.com --node-name worker-1",
+)
 def add_cleanup(cleanup: Parser) -> None:
     cleanup.description = (
         "Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dra_devkit.commands.command_args import HOST
 from dra_kubeletplugin.cli.shell.options import add_repeated
-from dra_kubeletplugin.cli.shell.parsing import Parser, command
+from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 
 @command(
     "conformance",
     "check a driver in any language against the kubelet's and the API server's rules",
     "command:conformance",
+    group=Group.ANY_DRIVER,
+    example="dra conformance run --driver-cmd './acme-driver --v=4' --junit report.xml",
 )
 def add_conformance(conformance: Parser) -> None:
     conformance.description = (

@@ -33,8 +33,3 @@ MEANINGS = {
     Exit.BROKEN_PIPE: "the output was not read to its end, as in `dra claims | head -1`",
     Exit.TERMINATED: "ended by SIGTERM",
 }
-
-
-def epilog() -> str:
-    """Returns the text for ``dra --help``."""
-    return "Exit codes: " + "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items()) + "."

@@ -11,11 +11,12 @@ import functools
 import json
 import math
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from ...base.terminal import on_one_line
 from ...errors import printable
@@ -34,6 +35,11 @@ def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
         default=default,
         help=f"format of the result ({default}); json and yaml contain all fields, for programs",
     )
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Returns whether the stream is a terminal with colours, and the user wants them. Source: no-color.org."""
+    return stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb"} and "NO_COLOR" not in os.environ
 
 
 def camel(name: str) -> str:

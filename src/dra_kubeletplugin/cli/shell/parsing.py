@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from ...base.text import did_you_mean
@@ -32,7 +33,10 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         arguments: all options and words that the parser accepts.
         settings: the options that have environment variables.
+        example: a command line, which the help shows.
     """
+
+    example = ""
 
     def __init__(self, prog: str | None = None, description: str = "") -> None:
         self.arguments: list[argparse.Action] = []
@@ -86,6 +90,9 @@ class Parser(argparse.ArgumentParser):
             is_value = word in flags and flags[word].nargs != 0
         return others, ""
 
+    def format_help(self) -> str:
+        return super().format_help() + (f"\nexample:\n  {self.example}\n" if self.example else "")
+
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)  # argparse ignores an output that cannot be written
 
@@ -104,6 +111,16 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, width=terminal_columns() - 2)
 
 
+class Group(StrEnum):
+    """A group of commands in `dra --help`: what its reader wants to do."""
+
+    AUTHOR = "Write a driver"
+    NODE = "Run it on a node"
+    CLUSTER = "Look into a cluster"
+    ANY_DRIVER = "Test any driver"
+    OTHER = "Other commands"
+
+
 class Command(NamedTuple):
     """A command. ``target`` names the function that runs it as ``module:function`` in ``package``, and is imported when it runs."""
 
@@ -113,6 +130,8 @@ class Command(NamedTuple):
     package: str
     driver_options: bool = False
     """Whether the command accepts, in addition to its own options, the options that a driver defines."""
+    group: Group = Group.OTHER
+    example: str = ""
 
     def load(self) -> Callable[[argparse.Namespace], int]:
         """Returns the function that runs the command."""
@@ -129,7 +148,14 @@ _Add = Callable[[Parser], None]
 
 
 def command(
-    name: str, help: str, target: str, *, driver_options: bool = False, package: str | None = None
+    name: str,
+    help: str,
+    target: str,
+    *,
+    group: Group = Group.OTHER,
+    example: str = "",
+    driver_options: bool = False,
+    package: str | None = None,
 ) -> Callable[[_Add], _Add]:
     """Adds a command. The decorated function adds the command's arguments to its parser.
 
@@ -137,13 +163,15 @@ def command(
         name: the word, or two words, after ``dra``.
         help: a few words for the list of commands.
         target: ``module:function`` of the function that runs it, relative to ``package``.
+        group: where `dra --help` lists it.
+        example: a command line, for the command's help. `dra --help` shows the first example of each group.
         driver_options: whether it accepts the options that a driver defines too.
         package: by default, the package of the decorated function.
     """
 
     def add(add_arguments: _Add) -> _Add:
         home = package or add_arguments.__module__.rpartition(".")[0]
-        COMMANDS[name] = Command(help, add_arguments, target, home, driver_options)
+        COMMANDS[name] = Command(help, add_arguments, target, home, driver_options, group, example)
         return add_arguments
 
     return add

@@ -7,7 +7,7 @@ from pathlib import Path
 from dra_kubeletplugin.cli.command_args import DRIVER
 from dra_kubeletplugin.cli.shell.options import add_repeated, add_settings
 from dra_kubeletplugin.cli.shell.output import add_output
-from dra_kubeletplugin.cli.shell.parsing import Parser, command
+from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 KINDS = ("pci", "chardev", "sdk")
 HOST = "described host to use instead of this machine: a YAML file, or the name of a description in the package"
@@ -21,7 +21,41 @@ def add_release(parser: Parser) -> None:
     add_repeated(parser, "--feature-gates", "--gates", metavar="NAME=BOOL,...", help=text)
 
 
-@command("inspect", "show the PCI functions and what a driver would publish", "inspect:inspect", driver_options=True)
+@command(
+    "new",
+    "create a driver's package, with tests, image, manifests and CI",
+    "new:new",
+    group=Group.AUTHOR,
+    example="dra new acme-fpga --kind pci --vendor-id 10ee --device-id 5000",
+)
+def add_new(new: Parser) -> None:
+    new.description = (
+        "Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
+        "On a terminal it asks for missing options. It never overwrites a file."
+    )
+    new.add_argument("name", metavar="NAME", help="name of the folder, the package and the image, such as acme-fpga")
+    new.add_argument(
+        "--kind", choices=KINDS, help="source of the devices: PCI functions, device files, or a vendor's library"
+    )
+    new.add_argument(
+        "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
+    )
+    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
+    text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
+    new.add_argument("--device-id", metavar="ID", help=text)
+    text = "parent of the package's folder (.); created if it does not exist"
+    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
+    add_output(new)
+
+
+@command(
+    "inspect",
+    "show the PCI functions and what a driver would publish",
+    "inspect:inspect",
+    driver_options=True,
+    group=Group.AUTHOR,
+    example="dra inspect acme.py --host nvlink-server",
+)
 def add_inspect(inspect: Parser) -> None:
     inspect.description = (
         "Shows this machine's PCI functions, the pools that a driver would publish, and why it would not publish some devices. "
@@ -57,7 +91,13 @@ def add_inspect(inspect: Parser) -> None:
     )
 
 
-@command("validate", "validate claims, templates, classes and pods in files", "validate:validate")
+@command(
+    "validate",
+    "validate claims, templates, classes and pods in files",
+    "validate:validate",
+    group=Group.AUTHOR,
+    example="dra validate examples/ --driver acme.py --kubernetes 1.35",
+)
 def add_validate(validate: Parser) -> None:
     validate.description = (
         "Validates objects in files as an API server does, and their opaque parameters as the drivers do. Needs no cluster. "
@@ -86,7 +126,13 @@ def add_validate(validate: Parser) -> None:
     add_output(validate)
 
 
-@command("schema", "print the JSON Schema of a driver's opaque parameters", "validate:schema")
+@command(
+    "schema",
+    "print the JSON Schema of a driver's opaque parameters",
+    "validate:schema",
+    group=Group.AUTHOR,
+    example="dra schema acme.py --kind GpuConfig",
+)
 def add_schema(schema: Parser) -> None:
     schema.description = (
         "Prints the JSON Schema of the opaque parameters that a driver accepts, of all kinds in their newest versions."
@@ -96,28 +142,13 @@ def add_schema(schema: Parser) -> None:
     schema.add_argument("--kind", metavar="KIND", help="print only the schema of this kind or apiVersion")
 
 
-@command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
-def add_new(new: Parser) -> None:
-    new.description = (
-        "Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
-        "On a terminal it asks for missing options. It never overwrites a file."
-    )
-    new.add_argument("name", metavar="NAME", help="name of the folder, the package and the image, such as acme-fpga")
-    new.add_argument(
-        "--kind", choices=KINDS, help="source of the devices: PCI functions, device files, or a vendor's library"
-    )
-    new.add_argument(
-        "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
-    )
-    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
-    text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
-    new.add_argument("--device-id", metavar="ID", help=text)
-    text = "parent of the package's folder (.); created if it does not exist"
-    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
-    add_output(new)
-
-
-@command("deploy", "render a driver's manifests from its values", "deploy:deploy")
+@command(
+    "deploy",
+    "render a driver's manifests from its values",
+    "deploy:deploy",
+    group=Group.AUTHOR,
+    example="dra deploy deploy/values.yaml",
+)
 def add_deploy(deploy: Parser) -> None:
     deploy.description = (
         "Writes kustomization.yaml, deviceclass.yaml and the files that they use, in the folder of VALUES "
@@ -144,7 +175,12 @@ def add_deploy(deploy: Parser) -> None:
     deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
 
 
-@command("completion", "print a completion script for a shell", "completion:completion")
+@command(
+    "completion",
+    "print a completion script for a shell",
+    "completion:completion",
+    example='eval "$(dra completion bash)"',
+)
 def add_completion(completion: Parser) -> None:
     completion.description = (
         'Prints a completion script: `eval "$(dra completion bash)"`, '

@@ -12,7 +12,7 @@ import math
 from dra_kubeletplugin.cli.command_args import DRIVER
 from dra_kubeletplugin.cli.shell.options import add_repeated, add_settings
 from dra_kubeletplugin.cli.shell.output import add_output
-from dra_kubeletplugin.cli.shell.parsing import Parser, command
+from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 from .command_args import HOST, add_release
 
@@ -54,7 +54,14 @@ _OF_NODE = frozenset(
 _OF_DRIVER = frozenset({"set-health", "kill-driver", "upgrade-driver"})
 
 
-@command("dev", "run a local cluster with drivers, or change a running cluster", "dev:dev", driver_options=True)
+@command(
+    "dev",
+    "run a local cluster with drivers, or change a running cluster",
+    "dev:dev",
+    driver_options=True,
+    group=Group.AUTHOR,
+    example="dra dev acme.py --host nvlink-server --nodes 2 --apply examples/",
+)
 def add_dev(dev: Parser) -> None:
     dev.description = "Starts a local cluster in one process, with drivers on its nodes, or changes a running cluster."
     dev.epilog = "Verbs for a cluster that runs in another shell (`dra dev VERB --help`): " + ", ".join(VERBS)

@@ -1,11 +1,12 @@
-"""Text on terminals: wrapped lines, and colours where they are supported. Source: no-color.org."""
+"""Text on terminals: wrapped lines, and colours where they are supported."""
 
 from __future__ import annotations
 
-import os
 import textwrap
 from dataclasses import dataclass
 from typing import TextIO
+
+from dra_kubeletplugin.cli.shell.output import has_colours
 
 _WIDTH = 118  # of a line that is wrapped
 
@@ -16,8 +17,7 @@ class Style:
 
     @classmethod
     def of(cls, stream: TextIO) -> Style:
-        dumb = os.environ.get("TERM", "") in {"", "dumb"} or "NO_COLOR" in os.environ
-        return cls(stream.isatty() and not dumb)
+        return cls(has_colours(stream))
 
     def paint(self, code: str, text: str) -> str:
         """Returns the text with the code of an SGR sequence, such as ``1;31``."""

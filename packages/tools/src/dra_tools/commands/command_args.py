@@ -8,10 +8,16 @@ from pathlib import Path
 from dra_kubeletplugin.cli.command_args import DRIVER
 from dra_kubeletplugin.cli.shell.options import add_repeated, add_settings
 from dra_kubeletplugin.cli.shell.output import add_output
-from dra_kubeletplugin.cli.shell.parsing import Parser, command
+from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 
-@command("explain", "explain why a pod or a claim waits, and which change would be enough", "explain:explain_command")
+@command(
+    "explain",
+    "explain why a pod or a claim waits, and which change would be enough",
+    "explain:explain_command",
+    group=Group.CLUSTER,
+    example="dra explain pod/train-0 -n team-a",
+)
 def add_explain(explain: Parser) -> None:
     explain.description = (
         "Explains why a pod or a claim waits, for each node and device, and which change would be enough; or shows its devices. "
@@ -32,7 +38,13 @@ def add_explain(explain: Parser) -> None:
     add_output(explain)
 
 
-@command("simulate", "find out whether and where pods would fit, and how many more", "simulate:simulate_command")
+@command(
+    "simulate",
+    "find out whether and where pods would fit, and how many more",
+    "simulate:simulate_command",
+    group=Group.CLUSTER,
+    example="dra simulate -f deployment.yaml --host nvlink-server=4 --driver acme.py",
+)
 def add_simulate(simulate: Parser) -> None:
     simulate.description = (
         "Finds out whether and where the pods of manifests would fit, how many more would fit, and why the others do not. It uses the "
@@ -67,7 +79,13 @@ def add_simulate(simulate: Parser) -> None:
     add_output(simulate)
 
 
-@command("top", "show devices, their holders and waiting pods, live", "top:top")
+@command(
+    "top",
+    "show devices, their holders and waiting pods, live",
+    "top:top",
+    group=Group.CLUSTER,
+    example="dra top --node worker-1",
+)
 def add_top(top: Parser) -> None:
     top.description = (
         "Shows devices by node, PCIe root, NUMA node and partition, with their holders and health, and why pods wait: live, until q. "
@@ -106,7 +124,13 @@ def _add_cluster(
     parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace)
 
 
-@command("doctor", "check this node, its drivers and the cluster", "doctor:doctor")
+@command(
+    "doctor",
+    "check this node, its drivers and the cluster",
+    "doctor:doctor",
+    group=Group.CLUSTER,
+    example="dra doctor --driver-name gpu.example.com",
+)
 def add_doctor(doctor: Parser) -> None:
     doctor.description = (
         "Checks the kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
@@ -116,7 +140,11 @@ def add_doctor(doctor: Parser) -> None:
 
 
 @command(
-    "gather", "pack the findings of `dra doctor`, objects and logs into one file without secrets", "doctor:gathered"
+    "gather",
+    "pack the findings of `dra doctor`, objects and logs into one file without secrets",
+    "doctor:gathered",
+    group=Group.CLUSTER,
+    example="dra gather support.tar.gz",
 )
 def add_gather(gather: Parser) -> None:
     gather.description = (
