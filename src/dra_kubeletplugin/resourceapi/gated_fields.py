@@ -50,6 +50,12 @@ class _Node:
     row: FieldRow | None = None
     steps: dict[str, _Node] = field(default_factory=dict)
 
+    def leads_into(self, value: Any) -> bool:
+        """Whether the value can have one of the next steps. Most attributes and capacities, of which a device has dozens, have none."""
+        if isinstance(value, dict):
+            return "*" in self.steps or not self.steps.keys().isdisjoint(value)
+        return bool(self.steps)
+
 
 @functools.cache
 def _paths() -> _Node:
@@ -76,7 +82,7 @@ def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
             for inner in value.values() if name == "*" else (value[name],) if name in value else ():
                 if step.row is not None and inner not in (None, [], {}, ""):
                     yield step.row, inner
-                if step.steps:
+                if step.leads_into(inner):
                     yield from _used(inner, step)
 
 
