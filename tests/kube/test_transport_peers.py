@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.errors import ApiError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
 from dra_kubeletplugin.kube.config import load_config
+from dra_kubeletplugin.kube.errors import GoneError
 from dra_kubeletplugin.kube.http1 import MalformedResponseError
 from dra_kubeletplugin.kube.proxy import Proxy
 from dra_kubeletplugin.kube.resource import CLAIMS
@@ -422,9 +423,14 @@ async def test_the_error_names_a_proxy_that_refuses(ca: Pair) -> None:
             assert e.value.unreachable
 
 
-async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(ca: Pair) -> None:
+@pytest.mark.parametrize(
+    ("begins", "text"),
+    [(b"", "closed the connection"), (b"\x15\x03\x01", r"the response of proxy .* begins with .*x15")],
+)
+async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(begins: bytes, text: str, ca: Pair) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        writer.write(begins)  # a proxy that expects TLS sends an alert
         writer.close()
 
     proxy = await asyncio.start_server(hang_up, "127.0.0.1", 0)
@@ -432,7 +438,7 @@ async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(ca: Pa
     async with proxy:
         config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
         async with KubeClient(config) as client:
-            with pytest.raises(ApiError, match="closed the connection"):
+            with pytest.raises(ApiError, match=text):
                 await get(client)
 
 
@@ -495,6 +501,27 @@ async def test_a_malformed_response_is_an_api_error(bytes_: bytes | None, status
         assert str(e.value).replace("\n", " ").isprintable()
         assert str(e.value).startswith("GET /x: ")
         assert e.value.unreachable == (status == 0 or status >= 500)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_a_refused_watch_has_the_message_of_the_server_however_its_response_arrives(size: int) -> None:
+    whole = http_response({"kind": "Status", "message": "too old", "code": 410}, "410 Gone")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await reader.readuntil(b"\r\n\r\n")
+        for start in range(0, len(whole), size):
+            writer.write(whole[start : start + size])
+            await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        config = ApiConfig(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with KubeClient(config) as client:
+            with pytest.raises(GoneError, match="GET /w: 410 too old") as e:
+                async with client.stream("/w", {}, 30, lambda: None):
+                    pytest.fail("opened")
+            assert e.value.details["message"] == "too old"
 
 
 async def test_the_client_rejects_a_response_over_the_limit_before_it_fills_memory() -> None:

@@ -77,15 +77,16 @@ class Connection:
     async def _whole(self, response: ResponseReader, max_body: int) -> HttpResponse:
         parts: list[bytes] = []
         size = 0
-        while not response.done:
-            await self._receive(response)
-            new = response.take()
+        while True:
+            new = response.take()  # first what arrived together with the head
             size += sum(map(len, new))
             parts += new
             if size > max_body:
                 raise MalformedResponseError(f"the response is larger than {max_body} bytes")
-        assert response.head is not None
-        return HttpResponse(response.head.status, response.head.headers, b"".join(parts))
+            if response.done:
+                assert response.head is not None
+                return HttpResponse(response.head.status, response.head.headers, b"".join(parts))
+            await self._receive(response)
 
     async def stream(self, target: str, block: bytes) -> HttpResponse:
         """Sends a GET, and returns the head of its response; :meth:`lines` returns the body. Raises as :meth:`request`.
@@ -184,8 +185,10 @@ async def _open_tunnel(proxy: Proxy, target: str) -> asyncio.Transport:
         if not rest.startswith(b"2"):
             status = rest[:3].decode(errors="replace")
             raise ConnectionRefusedError(f"{shown} returned {status} for a connection to {target}")
-    except asyncio.IncompleteReadError:
+    except asyncio.IncompleteReadError as e:
         transport.abort()
+        if e.partial:  # for example a TLS alert
+            raise MalformedResponseError(f"the response of {shown} begins with {e.partial[:40]!r}") from None
         raise ConnectionResetError(f"{shown} closed the connection") from None
     except asyncio.LimitOverrunError:
         transport.abort()
