@@ -128,9 +128,10 @@ async def test_a_process_that_was_not_recorded_does_not_stay(node: Node, monkeyp
     real = LocalRunner.launch
 
     def launch(self: LocalRunner, command: ProcessCommand) -> Launched:
-        launched.append(real(self, command))
+        found = real(self, command)
+        launched.append(found)
         assert may_return.wait(30)
-        return launched[-1]
+        return found
 
     async def record(step: dict[str, Any]) -> None:
         raise RecordsError("the disk is full")

@@ -77,6 +77,13 @@ async def test_each_call_is_counted(pb: Any) -> None:
 
 
 @VERSIONS
+async def test_a_claim_that_a_call_names_twice_gets_its_devices_once(pb: Any) -> None:
+    s = service({"u1": [device()]})
+    response = await s.prepare(request(pb, "u1", "u1"), pb.NodePrepareResourcesResponse)
+    assert [d.device_name for d in response.claims["u1"].devices] == ["d"]
+
+
+@VERSIONS
 async def test_a_claim_that_the_engine_omits_has_an_error(pb: Any) -> None:
     response = await service({"u1": [], "other": []}).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
     assert {u: bool(c.error) for u, c in response.claims.items()} == {"u1": False, "u2": True}

@@ -93,12 +93,12 @@ class NodeService:
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             try:
-                outcomes = await _outcomes(method, handle, refs)
-                for ref in refs:
-                    outcome = outcomes[ref.uid]
-                    out.claims[ref.uid].error = outcome.event() if isinstance(outcome, DraError) else ""
+                for uid, outcome in (
+                    await _outcomes(method, handle, refs)
+                ).items():  # once, also if the call names it twice
+                    out.claims[uid].error = outcome.event() if isinstance(outcome, DraError) else ""
                     if not isinstance(outcome, DraError):
-                        add(ref.uid, outcome)
+                        add(uid, outcome)
                 return out
             finally:  # also if the kubelet has given up
                 failed = sum(ref.uid not in out.claims or bool(out.claims[ref.uid].error) for ref in refs)
