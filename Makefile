@@ -10,7 +10,7 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist release lock image sbom site clean
 help:
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -132,6 +132,17 @@ dist: $(UV) ## build wheels and sdists of the four packages into dist/, reproduc
 	  $(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist $$package || exit; done
 	@cd dist && sha256sum *.whl *.tar.gz
 
+# NOTES=no builds and checks before the changelog has the date of the release.
+release: $(STAMP) ## build and check all that a release publishes, and publish nothing: dist/ with NOTES.md, and the site
+	@$(if $(filter no,$(NOTES)),,$(BIN)/python -m tests.tools.release_notes > .notes.md)
+	@rm -rf dist .venv-release
+	@$(MAKE) --no-print-directory dist
+	@$(if $(filter no,$(NOTES)),,mv .notes.md dist/NOTES.md)
+	@$(PYTHON) -m venv .venv-release # an empty environment: the wheels and what they require, as a user installs them
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl && .venv-release/bin/python -m pip check
+	@.venv-release/bin/dra --version && .venv-release/bin/dra new --kind chardev --directory .venv-release/new acme >/dev/null
+	@$(MAKE) --no-print-directory site
+
 lock: $(UV) ## pin what images install, by version and hash; `make lock ARGS=--upgrade` takes the newest versions
 	@$(COMPILE) pyproject.toml -o image/requirements.txt $(ARGS)
 	@$(COMPILE) --group image -o image/build-requirements.txt $(ARGS)
@@ -153,4 +164,4 @@ site: ## build the documentation site into site/; a broken link or reference is 
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
 clean:
-	rm -rf site .venv-docs .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv-docs .venv-release .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
