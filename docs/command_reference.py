@@ -31,6 +31,7 @@ SHAPES: Mapping[str, tuple[type, ...]] = {
     "doctor": (Findings,),
     "gather": (Gathered,),
     "new": (devkit_models.Made,),
+    "deploy": (devkit_models.Manifests,),
     "explain": (Explanation, Waiting),
     "simulate": (Simulation,),
     "top": (Overview,),

@@ -267,6 +267,7 @@ EXAMPLES: dict[str, Callable[[Path], list[str]]] = {
     "doctor": lambda tmp: ["doctor", "--no-host"],
     "gather": lambda tmp: ["gather", "--no-host", str(tmp / f"{len(list(tmp.iterdir()))}.tar.gz")],
     "new": lambda tmp: ["new", f"acme-{len(list(tmp.iterdir()))}", "--kind", "sdk", "-C", str(tmp)],
+    "deploy": lambda tmp: ["deploy", "--shared-dir", str(tmp), "--check"],
     "claims": lambda tmp: ["claims", "--kubelet-root", str(_records(tmp))],
 }  # fmt: skip
 

@@ -291,14 +291,14 @@ def test_a_full_disk_leaves_no_files(
 def test_a_path_that_another_process_creates_meanwhile_is_kept_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], created: str
 ) -> None:
-    write = writer.write_driver
+    write = writer.write_files
 
     def write_concurrently(*args: Any) -> None:
         write(*args)
         (tmp_path / created).parent.mkdir(exist_ok=True)
         (tmp_path / created).write_text("concurrent")
 
-    monkeypatch.setattr(writer, "write_driver", write_concurrently)
+    monkeypatch.setattr(writer, "write_files", write_concurrently)
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
     assert "exists already and is not overwritten" in capsys.readouterr().err
     assert (tmp_path / created).read_text() == "concurrent"
@@ -311,7 +311,7 @@ def test_a_killed_dra_new_leaves_no_package_and_can_be_repeated(tmp_path: Path) 
         "import os, pathlib\n"
         "from dra_kubeletplugin.cli import main\n"
         "from dra_devkit.packaging.scaffold import writer\n"
-        "writer.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
+        "writer.write_files = lambda *args: os.kill(os.getpid(), 9)\n"
         f"main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}])\n"
     )
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGKILL

@@ -13,7 +13,7 @@ from dra_devkit.packaging.scaffold.writer import common_files
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))
-CUSTOMIZED = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml", "e2e.toml"}
+CUSTOMIZED = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml", "e2e.toml", "conformance.toml"}
 """Files that a template starts and each driver extends."""
 WORKFLOWS = PurePosixPath(".github")
 """Workflows that drivers in this tree do not need, because `.ci/run` and the workflows of this tree test them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -57,3 +58,32 @@ def test_deploy_reports_no_written_files_if_a_value_is_invalid(
         values.write("colour: red\n")
     assert main(["deploy", str(package / "deploy")]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_check_names_the_files_that_differ_from_the_values_and_writes_nothing(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy = package / "deploy"
+    assert main(["deploy", str(deploy), "--check"]) == 0
+    assert capsys.readouterr().out == f"{deploy} is up to date\n"
+    values = (deploy / "values.yaml").read_text()
+    (deploy / "values.yaml").write_text(values.replace("  npu.example.com:", "  big.npu.example.com:"))
+    (deploy / "kustomize/base/objects.yaml").unlink()
+    classes = (deploy / "deviceclass.yaml").read_text()
+    assert main(["deploy", str(deploy), "--check"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[:-1] == [f"stale {deploy}/deviceclass.yaml", f"stale {deploy}/kustomize/base/objects.yaml"]
+    assert "`make deploy`" in out[-1]
+    assert (deploy / "deviceclass.yaml").read_text() == classes
+    assert main(["deploy", str(deploy)]) == 0
+    assert main(["deploy", str(deploy), "--check"]) == 0
+
+
+def test_check_names_rendered_files_that_the_values_no_longer_need(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    obsolete = package / "deploy/kustomize/base/obsolete.yaml"
+    obsolete.write_text("# Made by `dra deploy`\n")
+    assert main(["deploy", str(package / "deploy"), "--check", "-o", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["stale"] == ["kustomize/base/obsolete.yaml"]
+    assert obsolete.exists()

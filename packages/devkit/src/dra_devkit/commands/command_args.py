@@ -173,6 +173,9 @@ def add_deploy(deploy: Parser) -> None:
     deploy.add_argument("--chart-version", metavar="VERSION", help=text)
     text = "write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard"
     deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
+    text = "write nothing; end with exit code 1 if the files differ from the values"
+    deploy.add_argument("--check", action="store_true", help=text)
+    add_output(deploy)
 
 
 @command(

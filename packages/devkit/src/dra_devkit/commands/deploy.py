@@ -9,21 +9,23 @@ import shlex
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dra_kubeletplugin.base.text import counted, join_names
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
+from dra_kubeletplugin.cli.shell.output import put
 from dra_kubeletplugin.driver import Driver, declared, load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, describe, printable
 
-from ..packaging.manifests.helm import Chart
+from ..packaging.manifests.helm import Chart, chart_files
 from ..packaging.manifests.option_validation import driver_beside
-from ..packaging.manifests.source_reader import load_source
+from ..packaging.manifests.source_reader import ManifestSource, load_source
 from ..packaging.manifests.values import Values, read_values
 from ..packaging.manifests.values_validation import framework_options
-from ..packaging.manifests.writer import write_chart, write_driver, write_shared
+from ..packaging.manifests.writer import driver_files, shared_files, stale_files, write_files
+from .output_models import Manifests
 from .style import Style
 
 _SEMVER = r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
@@ -45,52 +47,76 @@ def deploy(args: argparse.Namespace) -> int:
             },
             "is for one driver's VALUES and cannot be combined with --shared-dir",
         )
-    source = load_source()
+    source, warnings = load_source(), list[str]()
     try:
         if args.shared_dir:
             driver, out = _load_driver(args.driver) if args.driver else None, Path(args.shared_dir)
-            written = write_shared(source.with_defaults_of(driver), out, driver)
+            files = shared_files(source.with_defaults_of(driver), driver)
             command = f"helm install NAME {shlex.quote(str(out))}/helm/dra-driver --namespace NAMESPACE --create-namespace -f VALUES"
         else:
-            if args.chart:
-                refuse(
-                    args,
-                    {"directory": "--directory", "kustomize_base": "--kustomize-base"},
-                    "is for the kustomization and cannot be combined with --chart",
-                )
-            first = Path(args.values)
-            paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.override_files)]
-            out, warnings = Path(args.directory or paths[0].parent), list[str]()
-            if Path(args.kustomize_base).is_absolute():
-                relative = os.path.relpath(args.kustomize_base, out)
-                raise SettingsError(
-                    f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {relative}, which is relative to {out}"
-                )
-            driver = _driver(args.driver, paths[0], warnings)
-            source = source.with_defaults_of(driver)
-            values = read_values(source, paths, warnings, driver)
-            if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
-                warnings.append(
-                    f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"
-                )
-            if args.chart:
-                out = Path(args.chart)
-                chart = _chart(values, paths[0], args.chart_version)
-                written = write_chart(source, chart, out, driver)
-                place = shlex.quote(str(out / chart.name))
-                command = (
-                    f"helm install {chart.name} {place} --namespace {values.parameters['namespace']} --create-namespace"
-                )
-            else:
-                written = write_driver(source, values, out, args.kustomize_base)
-                command = f"kubectl apply -k {shlex.quote(str(out))}"
-            for warning in warnings:
-                print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
+            out, files, command = _one_driver(args, source, warnings)
+        stale = tuple(stale_files(out, files)) if args.check else ()
+        if not args.check:
+            write_files(out, files)
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
-    print(printable(f"wrote {counted(len(written), 'file')} into {out}: {_places(written)}"))
-    print(printable(f"to deploy the driver, run: {command}"))
-    return Exit.SUCCESS
+    for warning in warnings:
+        print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
+    put(
+        Manifests(out, tuple(files), stale, command, tuple(warnings)),
+        args.output,
+        _check_lines if args.check else _lines,
+    )
+    return Exit.NEGATIVE if stale else Exit.SUCCESS
+
+
+def _one_driver(
+    args: argparse.Namespace, source: ManifestSource, warnings: list[str]
+) -> tuple[Path, Mapping[str, str], str]:
+    """Returns the folder of one driver's kustomization or chart, the files in it, and the command that deploys the driver."""
+    if args.chart:
+        refuse(
+            args,
+            {"directory": "--directory", "kustomize_base": "--kustomize-base"},
+            "is for the kustomization and cannot be combined with --chart",
+        )
+    first = Path(args.values)
+    paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.override_files)]
+    out = Path(args.directory or paths[0].parent)
+    if Path(args.kustomize_base).is_absolute():
+        relative = os.path.relpath(args.kustomize_base, out)
+        raise SettingsError(
+            f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {relative}, which is relative to {out}"
+        )
+    driver = _driver(args.driver, paths[0], warnings)
+    source = source.with_defaults_of(driver)
+    values = read_values(source, paths, warnings, driver)
+    if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
+        warnings.append(
+            f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"
+        )
+    if not args.chart:
+        command = f"kubectl apply -k {shlex.quote(str(out))}"
+        return out, driver_files(source, values, args.kustomize_base), command
+    out = Path(args.chart)
+    chart = _chart(values, paths[0], args.chart_version)
+    place = shlex.quote(str(out / chart.name))
+    command = f"helm install {chart.name} {place} --namespace {values.parameters['namespace']} --create-namespace"
+    return out, dict(chart_files(source, chart, driver)), command
+
+
+def _lines(found: Manifests) -> Iterator[str]:
+    yield f"wrote {counted(len(found.files), 'file')} into {found.folder}: {_places(found.files)}"
+    yield f"to deploy the driver, run: {found.command}"
+
+
+def _check_lines(found: Manifests) -> Iterator[str]:
+    for name in found.stale:
+        yield f"stale {found.folder / name}"
+    if found.stale:
+        yield "the values changed after these files were rendered: run `make deploy`, or this command without --check"
+    else:
+        yield f"{found.folder} is up to date"
 
 
 def _chart(values: Values, path: Path, version: str | None) -> Chart:

@@ -99,3 +99,16 @@ class Made:
     driver: str
     vendor_id: str
     device_id: str
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """The files that `dra deploy` wrote into ``folder``; with `--check`, the files that it would write. ``stale`` has the files that
+    differ from the folder with `--check`. ``command`` deploys the driver. Paths are relative to ``folder``.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    stale: tuple[str, ...]
+    command: str
+    warnings: tuple[str, ...]

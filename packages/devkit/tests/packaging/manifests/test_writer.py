@@ -13,7 +13,7 @@ import pytest
 
 from dra_devkit.packaging.manifests import helm, kustomize
 from dra_devkit.packaging.manifests.values import with_defaults
-from dra_devkit.packaging.manifests.writer import write_driver, write_shared
+from dra_devkit.packaging.manifests.writer import driver_files, shared_files, write_files
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
 from packages.devkit.tests.packaging.manifests.rendering import SOURCE
@@ -22,8 +22,8 @@ CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
 VALUES = with_defaults(SOURCE, {**GIVEN, "deviceClasses": CLASS})
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
-    "shared": lambda folder: write_shared(SOURCE, folder),
+    "driver": lambda folder: write_files(folder, driver_files(SOURCE, VALUES)),
+    "shared": lambda folder: write_files(folder, shared_files(SOURCE)),
 }
 
 
@@ -144,5 +144,5 @@ def test_concurrent_runs_write_the_files_of_one_run(tmp_path: Path) -> None:
 
 def test_dra_deploy_deletes_the_files_of_removed_classes(tmp_path: Path) -> None:
     WRITERS["driver"](tmp_path)
-    write_driver(SOURCE, with_defaults(SOURCE, GIVEN), tmp_path)
+    write_files(tmp_path, driver_files(SOURCE, with_defaults(SOURCE, GIVEN)))
     assert not (tmp_path / "deviceclass.yaml").exists()

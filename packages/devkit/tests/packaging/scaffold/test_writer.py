@@ -20,6 +20,7 @@ from tests.tools.drivers import PACKAGES, ROOT, WORKFLOWS, expected_files
 
 LEFT_OUT = {
     str(WORKFLOWS): "nobody would run it: this tree's is .ci/run",
+    "tests/parameters": "only the template with a vendor's library has parameters",
     "deploy/kustomize": "the drivers share deploy/kustomize of this tree: DEPLOY in their Makefiles",
 }
 NO_HOST = {"gpu_example", "fabric_example"}

@@ -20,7 +20,7 @@ def driver_files(source: ManifestSource, values: Values, base: str) -> Iterator[
     """Yields each file's path below the folder and its content.
 
     Args:
-        base: the folder ``kustomize`` of :func:`.writer.write_shared`: a path relative to the driver's folder, or a URL.
+        base: the folder ``kustomize`` of :func:`.writer.shared_files`: a path relative to the driver's folder, or a URL.
     """
     yield "kustomization.yaml", HEADER + dump(_kustomization(source, values, base))
     if values.classes:

@@ -1,4 +1,4 @@
-"""Writes the rendered files: the folders that all drivers share, the folder of one driver, or the chart of one driver."""
+"""Renders the folders that all drivers share and the folder of one driver; writes rendered files, or compares them with a folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ KUSTOMIZE = "kustomize"
 """The folder beside a driver's kustomization that contains the base and the components."""
 
 
-def write_shared(source: ManifestSource, folder: Path, driver: type[Driver] | None = None) -> list[str]:
-    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``.
-
-    Returns and raises as :func:`write_driver`.
+def shared_files(source: ManifestSource, driver: type[Driver] | None = None) -> Mapping[str, str]:
+    """Returns the contents of the folders ``kustomize``, ``helm`` and ``monitoring`` by path.
 
     Args:
         driver: with a driver, the chart's schema also checks the options that the driver defines. With None, the chart is for all drivers.
@@ -31,43 +29,43 @@ def write_shared(source: ManifestSource, folder: Path, driver: type[Driver] | No
         "helm": helm.chart_files(source, helm.shared_chart(__version__), driver),
         "monitoring": monitoring.monitoring_files(),
     }
-    return _replace(folder, {f"{form}/{path}": text for form, files in rendered.items() for path, text in files})
+    return {f"{form}/{path}": text for form, files in rendered.items() for path, text in files}
 
 
-def write_driver(source: ManifestSource, values: Values, folder: Path, base: str = "") -> list[str]:
-    """Writes a driver's kustomization and DeviceClasses. Replaces all files that were rendered before.
-
-    Returns the paths of the written files, relative to ``folder``.
+def driver_files(source: ManifestSource, values: Values, base: str = "") -> Mapping[str, str]:
+    """Returns a driver's kustomization and DeviceClasses by path.
 
     Args:
-        base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the base and the
-            components that the driver needs are written into the folder ``kustomize`` beside the kustomization.
-
-    Raises:
-        OSError: a file cannot be written.
-        SettingsError: a file that would be replaced was not rendered by this package.
+        base: the folder ``kustomize`` of :func:`shared_files`: a path relative to the driver's folder, or a URL. If empty, the base and
+            the components that the driver needs are in the folder ``kustomize`` beside the kustomization.
     """
     files = dict(driver_folder.driver_files(source, values, base or KUSTOMIZE))
     if not base:
         wanted = {"base", *(f"components/{name}" for name in driver_folder.component_names(source, values))}
         shared = kustomize.base_and_component_files(source)
         files |= {f"{KUSTOMIZE}/{path}": text for path, text in shared if path.rpartition("/")[0] in wanted}
-    return _replace(folder, files)
+    return files
 
 
-def write_chart(source: ManifestSource, chart: helm.Chart, folder: Path, driver: type[Driver] | None) -> list[str]:
-    """Writes the Helm chart of one driver below ``folder``. Returns and raises as :func:`write_driver`."""
-    return _replace(folder, dict(helm.chart_files(source, chart, driver)))
+def stale_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Returns the paths, relative to ``folder``, of the files that :func:`write_files` would change, create or delete."""
+    different = {
+        name for name, text in files.items() if not (path := folder / name).is_file() or path.read_text("utf-8") != text
+    }
+    return sorted(different | {str(path.relative_to(folder)) for path in _present(folder, files)} - files.keys())
 
 
-def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Writes ``files`` below ``folder``, and returns their names.
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes rendered files below ``folder``.
 
     Deletes all other rendered files in the top-level folders that ``files`` names. At the top, also deletes ``deviceclass.yaml`` and
     ``nodefeaturerule.yaml`` if ``files`` does not contain them.
+
+    Raises:
+        OSError: a file cannot be written.
+        SettingsError: a file that would be replaced was not rendered by this package.
     """
-    tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES, driver_folder.FEATURE_RULE}
-    present = [path for top in sorted(tops) for path in _files_below(folder / top)]
+    present = _present(folder, files)
     if foreign := [path for path in present if not is_rendered(path)]:
         raise SettingsError(
             *(
@@ -86,7 +84,12 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
     for path in present:
         if str(path.relative_to(folder)) not in files:
             path.unlink(missing_ok=True)
-    return list(files)
+
+
+def _present(folder: Path, files: Mapping[str, str]) -> list[Path]:
+    """Returns the files of the folder that ``files`` replaces."""
+    tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES, driver_folder.FEATURE_RULE}
+    return [path for top in sorted(tops) for path in _files_below(folder / top)]
 
 
 def _files_below(path: Path) -> Iterator[Path]:

@@ -103,6 +103,8 @@ class Names:
             "vendor": self.vendor.upper(),
             "device": self.device.upper(),
             "requires": f">={__version__},<{major}.{minor + 1}",
+            "valid_parameters": '["tests/parameters/valid.yaml"]' if self.kind == "sdk" else "[]",
+            "invalid_parameters": '["tests/parameters/invalid.yaml"]' if self.kind == "sdk" else "[]",
         }
 
 

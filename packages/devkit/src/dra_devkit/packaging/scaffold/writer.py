@@ -13,7 +13,7 @@ from dra_kubeletplugin.errors import SettingsError, describe
 
 from ..manifests.source_reader import load_source
 from ..manifests.values import read_values
-from ..manifests.writer import write_driver
+from ..manifests.writer import driver_files, write_files
 from .names import Names
 
 _COMMON = {
@@ -27,6 +27,7 @@ _COMMON = {
     "e2e.yaml": ".github/workflows/e2e.yaml",
     "kind.yaml": ".github/kind.yaml",
     "e2e.toml": "e2e.toml",
+    "conformance.toml": "conformance.toml",
     "release.yaml": ".github/workflows/release.yaml",
     "README.md": "README.md",
     "init.py": "src/%%{module}/__init__.py",
@@ -39,6 +40,8 @@ _OF_KIND = {
     "sdk.py": "src/%%{module}/sdk.py",
     "host.yaml": "hosts/two-cards.yaml",
     "test_driver.py": "tests/test_%%{module}.py",
+    "valid.yaml": "tests/parameters/valid.yaml",
+    "invalid.yaml": "tests/parameters/invalid.yaml",
 }
 
 
@@ -78,7 +81,7 @@ def _write(names: Names, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     source = load_source()
-    write_driver(source, read_values(source, [folder / "deploy/values.yaml"]), folder / "deploy")
+    write_files(folder / "deploy", driver_files(source, read_values(source, [folder / "deploy/values.yaml"])))
 
 
 def package_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
