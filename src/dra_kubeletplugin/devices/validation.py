@@ -154,7 +154,7 @@ def _entry(device: Device, built: ReadOnlyJSON, encoded: bytes, faults: list[str
     """
     consumed = sum(len(c["counters"]) for c in built.get("consumesCounters") or [])
     return DeviceEntry(
-        device.name, device, encoded, _fault_text(faults, encoded), consumed, max_devices([built]), gates_of(built)
+        built["name"], device, encoded, _fault_text(faults, encoded), consumed, max_devices([built]), gates_of(built)
     )
 
 
@@ -175,7 +175,8 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
             raise DriverError(f"{method}() returned a list with {_wrong_item(pool, Pool, f' at [{i}]')}")
         if not isinstance(pool.name, str):
             raise DriverError(f"{method}() returned a Pool whose name is {_kind(pool.name)}, not text")
-        where = f"{method}() returned pool {printable(pool.name)!r}"
+        name = str.__str__(pool.name)  # an instance of a subclass, such as numpy.str_, has no JSON form
+        where = f"{method}() returned pool {printable(name)!r}"
         # An author who implements `devices` does not know the pool, so messages must not mention it.
         devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
         if not isinstance(pool.nodes, Nodes):
@@ -183,11 +184,11 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
                 f"{where} whose nodes are {_kind(pool.nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
                 f"constructor of Nodes"
             )
-        if pool.name in out:
-            raise DriverError(f"{method}() returned two pools named {printable(pool.name)!r}: names must be unique")
+        if name in out:
+            raise DriverError(f"{method}() returned two pools named {printable(name)!r}: names must be unique")
         _check_list(pool.devices, Device, devices_subject)
         _check_list(pool.counter_sets, CounterSet, f"{where} whose counter_sets are")
-        out[pool.name] = pool
+        out[name] = pool
     return out
 
 
@@ -215,7 +216,7 @@ def by_name(items: Iterable[object], kind: type[Named], field: str) -> tuple[dic
 
 def name_of(item: object, kind: type[Named]) -> str:
     """Returns the name of an item of an author's list; empty if it has none, or if the item is not of ``kind``."""
-    return item.name if isinstance(item, kind) and isinstance(item.name, str) else ""
+    return str.__str__(item.name) if isinstance(item, kind) and isinstance(item.name, str) else ""
 
 
 def _faults_of(item: object, kind: type[Named]) -> list[str]:

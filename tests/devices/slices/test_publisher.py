@@ -362,3 +362,16 @@ async def test_the_metric_names_the_publisher_also_if_the_other_instances_cannot
     ):
         await asyncio.wait_for(publisher.published.wait(), 30)
         assert b"\ndra_publisher 1" in publisher.metrics.text()
+
+
+class Text(str):
+    """A subclass without a JSON form, as ``numpy.str_``."""
+
+
+async def test_names_of_a_subclass_of_str_are_published() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool(Text("node"), [Device(Text("a"))])])
+    async with scripted_api_server() as server, running_publisher(server, inventory) as publisher:
+        await wait_until(lambda: publisher.fault or server.devices() == ["a"])
+        assert not publisher.fault
+    assert [type(n) for key, _ in inventory.items() for n in key] == [str, str]
