@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from dra_devkit.hosts import described
 from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Host
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
@@ -23,6 +27,7 @@ PACKAGE = Path(__file__).parents[1]
 Server = DriverNode[Pci]
 FPGA = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10ee"'
 GPU = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10de"'
+WITH_VFIO = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +76,66 @@ async def test_a_function_is_bound_to_vfio_and_back() -> None:
         assert override.strip() == "(null)"
 
 
+@contextlib.asynccontextmanager
+async def server_with_iommufd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setenv("PCI_IOMMU", "iommufd")
+    two_sockets = yaml.safe_load((PACKAGE / "hosts/two-sockets.yaml").read_text())
+    async with node_with(Pci, host={**two_sockets, "nodes": {"iommu": "c 10:127"}}, local_cluster=False) as node:
+        yield node
+
+
+async def test_with_iommufd_each_container_gets_the_node_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_with_iommufd(monkeypatch) as node:
+        pods = [await node.run_pod(name, selector=FPGA) for name in ("one", "two")]
+        nodes = [[(n["path"], n["major"]) for n in node.oci(pod)["linux"]["devices"]] for pod in pods]
+        assert nodes == [[("/dev/iommu", 10), (f"/dev/vfio/devices/vfio{i}", 511)] for i in range(2)]
+        for name in ("one", "two"):
+            await node.delete_pod(name)
+        assert bound(node, "0000:17:00.0") == "xclmgmt"
+        assert list((node.plugin.host.dev / "vfio/devices").iterdir()) == []
+
+
+async def test_without_iommufd_on_the_host_the_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCI_IOMMU", "iommufd")
+    async with server() as node:
+        await node.apply_pod(selector=FPGA, parameters=WITH_VFIO)
+        assert "the host has no /dev/iommu" in (await node.api.wait_event("pod", "PERMANENT")).message
+        assert bound(node, "0000:17:00.0") == "xclmgmt"
+
+
+async def test_a_kernel_without_nodes_for_functions_is_an_error_with_iommufd(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_with_iommufd(monkeypatch) as node:
+        for address in ("0000:17:00.0", "0000:98:00.0"):
+            node.write_sysfs(f"bus/pci/devices/{address}/driver_override", "vfio-pci")
+            node.write_sysfs("bus/pci/drivers/xclmgmt/unbind", address)
+            node.write_sysfs("bus/pci/drivers_probe", address)
+        shutil.rmtree(node.plugin.host.dev / "vfio/devices")
+        await node.apply_pod(selector=FPGA, parameters=WITH_VFIO)
+        assert "CONFIG_VFIO_DEVICE_CDEV" in (await node.api.wait_event("pod", "PERMANENT")).message
+
+
+def json_stream(path: Path) -> Iterator[JSON]:
+    text = path.read_text()
+    while text := text.lstrip():
+        value, end = json.JSONDecoder().raw_decode(text)
+        text = text[end:]
+        yield value
+
+
+async def test_the_metadata_file_has_the_address_where_kubevirt_reads_it() -> None:
+    """KubeVirt reads the first object of a version that it knows, and there the only device of the request."""
+    async with server() as node:
+        pod = await node.run_pod(selector=FPGA, parameters=WITH_VFIO)
+        folder = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/t0/device/"
+        (source,) = [m["source"] for m in node.oci(pod)["mounts"] if m["destination"].startswith(folder)]
+        objects = json_stream(Path(source))
+        known = next(o for o in objects if o["apiVersion"] == "metadata.resource.k8s.io/v1alpha1")
+        (request,) = [r for r in known["requests"] if r["name"] == "device"]
+        (device,) = request["devices"]
+        assert device["attributes"]["resource.kubernetes.io/pciBusID"] == {"string": "0000:17:00.0"}
+        assert "mdevUUID" not in device["attributes"], "KubeVirt would use it as a mediated device"
+
+
 async def test_a_function_whose_group_is_in_use_is_prepared_for_information_only() -> None:
     async with server() as node:
         await node.run_pod(selector=GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"')
@@ -106,9 +171,8 @@ async def test_functions_of_a_group_without_drivers_go_to_one_claim_at_a_time() 
 
 async def test_the_error_without_vfio_names_the_function_in_use() -> None:
     async with server() as node:
-        parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
         selector = GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"'
-        await node.apply_pod(selector=selector, parameters=parameters)
+        await node.apply_pod(selector=selector, parameters=WITH_VFIO)
         event = await node.api.wait_event("pod", "PERMANENT")
         assert "driver snd_hda_intel uses 0000:65:00.1 of the same IOMMU group 30" in event.message
         assert bound(node, "0000:65:00.0") == "nouveau"
@@ -118,10 +182,9 @@ async def test_a_function_keeps_its_driver_while_it_has_virtual_functions(monkey
     """The kernel would remove them with the driver, also those in use."""
     monkeypatch.setenv("PCI_UNSAFE", "1")
     physical = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:19:00.0"'
-    parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
     async with node_with(Pci, host="network-host", local_cluster=False) as node:
         with pytest.raises(PodError, match="it has virtual functions, which the kernel removes"):
-            await node.run_pod("forced", selector=physical, parameters=parameters)
+            await node.run_pod("forced", selector=physical, parameters=WITH_VFIO)
         await node.delete_pod("forced")
         await node.run_pod(selector=physical)
         assert bound(node, "0000:19:00.0") == "mlx5_core"

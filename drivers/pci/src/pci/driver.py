@@ -53,6 +53,11 @@ class PciOptions:
         "what a container gets if its claim does not set it: vfio (or an error), info, or auto (vfio if possible). A "
         "local cluster (`dra dev`, the demo) never changes the functions of the real machine",
     ] = "auto"
+    pci_iommu: Annotated[
+        vfio.Iommu,
+        "device nodes of VFIO: legacy (/dev/vfio/vfio and the node of the IOMMU group) or iommufd (/dev/iommu and the "
+        "function's own node)",
+    ] = "legacy"
     pci_unsafe: Annotated[bool, "also publishes functions that the host needs for its disks, console or network"] = (
         False
     )
@@ -67,6 +72,7 @@ class Pci(Driver):
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
     options = PciOptions()
+    metadata = True  # KubeVirt reads the function's address from the metadata file
     privileged = True  # binds functions to vfio-pci through sysfs
     # Events of disks and networks matter, because the functions that the host needs depend on them.
     subsystems = ("pci", "block", "net")
@@ -120,7 +126,7 @@ class Pci(Driver):
         self._bind_vfio(claim, fn)
         edits = ContainerEdits(
             env=environment(fn, "vfio"),
-            device_nodes=["/dev/vfio/vfio", f"/dev/vfio/{fn.iommu_group}"],
+            device_nodes=vfio.device_nodes(self.host, fn, self.options.pci_iommu),
         )
         return device.prepared(edits, data={"mode": "vfio", "address": fn.address, "group": fn.iommu_group})
 
@@ -149,7 +155,7 @@ class Pci(Driver):
         if self.settings.local_cluster and self.host.is_real:
             return "a local cluster does not change the functions of a real machine"
         claimed = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
-        return vfio.obstacle(self.host, fn, claimed)
+        return vfio.obstacle(self.host, fn, claimed, self.options.pci_iommu)
 
     def _bind_vfio(self, claim: Claim, fn: PciFunction) -> None:
         if fn.driver == vfio.VFIO:

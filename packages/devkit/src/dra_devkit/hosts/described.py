@@ -25,7 +25,6 @@ from dra_kubeletplugin.host.described_host import BOOT_ID, MARKER
 from . import kernel, schema, tree
 from .model import Function, HostDescription
 
-VFIO = "vfio-pci"
 _DESCRIPTION = ".description.json"  # the description from which the tree was built
 _MACHINES = Path(__file__).parent / "machines"
 
@@ -74,7 +73,7 @@ def _build(root: Path, description: HostDescription) -> None:
     for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups", "proc"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "bus/pci/drivers_probe").write_text("")
-    for name in [VFIO, *description.drivers]:
+    for name in [kernel.VFIO, *description.drivers]:
         kernel.create_driver_folder(root, name)
     tree.write_device_node(root, "vfio/vfio", "10:196")
     for name, numbers in description.nodes.items():

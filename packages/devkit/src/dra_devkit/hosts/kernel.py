@@ -6,9 +6,12 @@ calls :func:`bind`, which creates class devices, device nodes and files of ``pro
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,6 +24,10 @@ from .model import Content, Function
 
 DESCRIPTION = ".function.json"  # the function's description, in its folder
 NO_OVERRIDE = "(null)"
+VFIO = "vfio-pci"
+_VFIO_CLASS = "vfio-dev"
+_VFIO_NODES = "vfio/devices"  # below /dev
+_VFIO_MAJOR = 511
 
 
 def plug(root: Path, folder: Path, function: Function, local_cpus: str | None) -> None:
@@ -124,6 +131,8 @@ def bind(root: Path, address: str, driver: str | None) -> None:
         home = create_driver_folder(root, driver)
         (folder / "driver").symlink_to(os.path.relpath(home, folder))
         tree.replace_link(home / address, os.path.relpath(folder, home))
+    if driver == VFIO:
+        _add_vfio_device(root, folder)
     if driver == function.driver:
         _add_files_of_driver(root, folder, function)
     else:
@@ -138,6 +147,8 @@ def _unlink_driver(root: Path, folder: Path) -> bool:
     if not link.is_symlink():
         return False
     remove_virtual_functions(root, folder)
+    for device in sorted((folder / _VFIO_CLASS).glob("*")):
+        _remove_class_device(root, folder, _VFIO_CLASS, device.name, f"{_VFIO_NODES}/{device.name}")
     (link.resolve() / folder.name).unlink(missing_ok=True)
     link.unlink()
     return True
@@ -150,23 +161,8 @@ def _add_files_of_driver(root: Path, folder: Path, function: Function) -> None:
     for name, text in function.proc.items():
         tree.write_file(root / "proc" / name, text)
     for kind, devices in function.classes.items():
-        (root / "class" / kind).mkdir(parents=True, exist_ok=True)
-        for name, described in devices.items():
-            attributes = described or {}
-            home = folder / kind / name
-            home.mkdir(parents=True, exist_ok=True)
-            for attribute, text in attributes.items():
-                if attribute != "devname":
-                    tree.write_file(home / attribute, text)
-            tree.replace_link(root / "class" / kind / name, os.path.relpath(home, root / "class" / kind))
-            tree.replace_link(home / "device", os.path.relpath(folder, home))
-            tree.replace_link(home / "subsystem", os.path.relpath(root / "class" / kind, home))
-            if numbers := str(attributes.get("dev", "")):
-                major, _, minor = numbers.partition(":")
-                devname = str(attributes.get("devname", name))
-                tree.write_file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
-                tree.write_device_node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
-            uevents.write_event(root, "add", kind, name)
+        for name, attributes in devices.items():
+            _add_class_device(root, folder, kind, name, attributes or {})
 
 
 def _remove_files_of_driver(root: Path, folder: Path) -> None:
@@ -176,14 +172,54 @@ def _remove_files_of_driver(root: Path, folder: Path) -> None:
     for name in function.proc:
         tree.remove_file(root / "proc", name)
     for kind, devices in function.classes.items():
-        present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
         for name, attributes in devices.items():
-            (root / "class" / kind / name).unlink(missing_ok=True)
-            if attributes and "dev" in attributes:
-                (root / "dev" / str(attributes.get("devname", name))).unlink(missing_ok=True)
-        shutil.rmtree(folder / kind, ignore_errors=True)
-        for name in present:
-            uevents.write_event(root, "remove", kind, name)
+            devname = str(attributes.get("devname", name)) if attributes and "dev" in attributes else None
+            _remove_class_device(root, folder, kind, name, devname)
+
+
+def _add_class_device(root: Path, folder: Path, kind: str, name: str, attributes: Mapping[str, Content]) -> None:
+    home = folder / kind / name
+    home.mkdir(parents=True, exist_ok=True)
+    (root / "class" / kind).mkdir(parents=True, exist_ok=True)
+    for attribute, text in attributes.items():
+        if attribute != "devname":
+            tree.write_file(home / attribute, text)
+    tree.replace_link(root / "class" / kind / name, os.path.relpath(home, root / "class" / kind))
+    tree.replace_link(home / "device", os.path.relpath(folder, home))
+    tree.replace_link(home / "subsystem", os.path.relpath(root / "class" / kind, home))
+    if numbers := str(attributes.get("dev", "")):
+        major, _, minor = numbers.partition(":")
+        devname = str(attributes.get("devname", name))
+        tree.write_file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
+        tree.write_device_node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
+    uevents.write_event(root, "add", kind, name)
+
+
+def _remove_class_device(root: Path, folder: Path, kind: str, name: str, devname: str | None) -> None:
+    """Removes a class device, its device node ``devname`` and, after the last device of the class, the function's folder of the class."""
+    link = root / "class" / kind / name
+    was_present = link.is_symlink()
+    link.unlink(missing_ok=True)
+    shutil.rmtree(folder / kind / name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it contains a further device, or does not exist
+        (folder / kind).rmdir()
+    if devname:
+        (root / "dev" / devname).unlink(missing_ok=True)
+    if was_present:
+        uevents.write_event(root, "remove", kind, name)
+
+
+def _add_vfio_device(root: Path, folder: Path) -> None:
+    """Creates the device ``vfioN`` with the lowest free number, as drivers/vfio/vfio_main.c of the kernel does for each bound function."""
+    nodes = root / "dev" / _VFIO_NODES
+    nodes.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        name = f"vfio{number}"
+        with contextlib.suppress(FileExistsError):
+            (nodes / name).touch(exist_ok=False)  # reserves the number, because drivers bind several functions at once
+            attributes = {"dev": f"{_VFIO_MAJOR}:{number}", "devname": f"{_VFIO_NODES}/{name}"}
+            _add_class_device(root, folder, _VFIO_CLASS, name, attributes)
+            return
 
 
 # --- virtual functions: drivers/pci/iov.c of the kernel -------------------------------------------

@@ -16,7 +16,10 @@ from . import recorded_files, schema
 from .model import SPEEDS, WIDTHS, Content, HostDescription
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
-_BUSES = {"pci_bus"}  # classes of buses, which no driver creates
+_NOT_DESCRIBED = {
+    "pci_bus",
+    "vfio-dev",
+}  # no driver creates buses, and a described host creates the devices of vfio-pci itself
 _YAML_WORDS = {
     "null",
     "true",
@@ -165,7 +168,7 @@ def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
     out: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     folders = {fn.folder for fn in host.pci()}
     for kind in sysfs.names(f"{host.sysfs}/class"):
-        for link in sorted((host.sysfs / "class" / kind).iterdir()) if kind not in _BUSES else ():
+        for link in sorted((host.sysfs / "class" / kind).iterdir()) if kind not in _NOT_DESCRIBED else ():
             folder = link.resolve()
             function = next((str(above) for above in folder.parents if str(above) in folders), None)
             if function is not None:
