@@ -34,14 +34,14 @@ Only ``address``, ``vendor`` and ``device`` of a function are required::
         240 fpga
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs
 
-A function that is bound to vfio-pci has a device ``vfio-dev/vfioN`` and its node ``/dev/vfio/devices/vfioN``. A host with iommufd also has
-``nodes: {iommu: "c 10:127"}``.
-
 A class device, and the function's ``nodes`` and ``proc``, exist while the function's described driver is bound. ``devname``,
 next to ``dev``, is the name of the device node if it differs from the device's name (``dri/renderD128``). A device of the class
 ``block`` has a block device (``block: {nvme0n1: {dev: "259:0"}}``), and any other class device a character device. The first virtual
 function has the IOMMU group ``vfs.iommu_group``, the next one the next number. The first virtual function's address is ``offset`` after the
 parent's, and each further address is ``stride`` higher. By default, the parser chooses free addresses.
+
+A function that is bound to vfio-pci has a device ``vfio-dev/vfioN`` and its node ``/dev/vfio/devices/vfioN``. A host with iommufd also has
+``nodes: {iommu: "c 10:127"}``.
 
 A driver reads ``proc`` with ``Host.proc``, and never this machine's ``/proc``.
 
