@@ -42,7 +42,10 @@ ROOTS = {
         "SelfSubjectAccessReview", "SubjectAccessReview", "LocalSubjectAccessReview", "SelfSubjectRulesReview",
     ),
     "authentication.k8s.io": ("SelfSubjectReview", "TokenRequest", "TokenReview"),
-    "resource.k8s.io": ("ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "DeviceTaintRule"),
+    "resource.k8s.io": (
+        "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "DeviceTaintRule",
+        "ResourcePoolStatusRequest",
+    ),
 }  # fmt: skip
 _OWN_MARKS = "resource.v1."  # types whose marks are in ``types_newer_fields``
 _DROPPED = {"x-kubernetes-unions", "description"}

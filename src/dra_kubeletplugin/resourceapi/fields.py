@@ -45,7 +45,6 @@ class FieldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         harmless: the values of an item with which it may be dropped in spite of ``refuse``.
         refuse_remote: the same as ``refuse`` for a pool's field, for pools that do not belong to the plugin's node.
         unevaluated: the feature, if the allocator of the devkit does not evaluate the field.
-        decides: whether an unevaluated field changes which devices a pod gets.
         required: whether the API requires the field.
         list_type: ``set``, or the key of the items, if the list is not replaced as a whole.
         wire: the number in protobuf, for a field that the published schemas of the devkit do not have.
@@ -60,7 +59,6 @@ class FieldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     harmless: dict[str, str] = {}
     refuse_remote: str = ""
     unevaluated: str = ""
-    decides: bool = True
     required: bool = False
     list_type: str = ""
     wire: int = 0

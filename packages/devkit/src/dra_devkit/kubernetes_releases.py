@@ -230,6 +230,12 @@ class Features:
         return next((v for v in self.taint_rules if v in self.served), "")
 
     @property
+    def pool_status_requests(self) -> tuple[str, ...]:
+        """The API versions of ResourcePoolStatusRequest; none if its gate is off."""
+        has_gate = self.has("DRAResourcePoolStatus")
+        return versions_of("ResourcePoolStatusRequest", self.release) if has_gate else ()
+
+    @property
     def pod_groups(self) -> str:
         """The version of scheduling.k8s.io that has PodGroups; "" without PodGroups."""
         return next(iter(versions_of("PodGroup", self.release)), "") if self.has("GenericWorkload") else ""

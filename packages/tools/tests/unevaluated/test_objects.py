@@ -23,7 +23,7 @@ OF_DEVICES = {
     "nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "16"}}},
     "nodeAllocatableResourceMappings": {"cpu": {"allocationMultiplier": "16"}},
 }
-TYPED = {"partitionTypeAttribute": "gpu.example.com/numa"}
+MAPPED = {"nodeAllocatableResources": OF_DEVICES["nodeAllocatableResources"]}
 NODE_RESOURCES, DERIVATION = "node allocatable resources (KEP-5517)", "derived attributes (KEP-6080)"
 
 
@@ -49,7 +49,7 @@ def objects(case: str) -> list[JSON]:
 
 
 def test_each_field_of_the_table_has_a_case() -> None:
-    used = {field for rows, _, _ in CASES.values() for o in rows for field in _keys(o)} | TYPED.keys()
+    used = {field for rows, _, _ in CASES.values() for o in rows for field in _keys(o)}
     assert {field.name for _, field in unevaluated_fields()} <= used
 
 
@@ -109,21 +109,19 @@ def test_simulate_names_the_feature_and_states_no_result(case: str) -> None:
 
 
 def test_slices_of_one_driver_with_the_same_feature_are_one_line() -> None:
-    slices = [pool(name, gpu("g0"), **TYPED) for name in "abc"]
+    slices = [pool(name, gpu("g0", **MAPPED)) for name in "abc"]
     [part] = all_not_evaluated(Snapshot.of(slices))
-    assert str(part) == (
-        "not evaluated: ResourceSlice a-slice and 2 more slices of its driver: types of partitions (KEP-5677)"
-    )
+    assert str(part) == (f"not evaluated: ResourceSlice a-slice and 2 more slices of its driver: {NODE_RESOURCES}")
 
 
 async def test_doctor_names_features_of_slices_and_says_no_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    features = Features.of("1.37", {"DRAPartitionableDevicesType": True})
+    features = Features.of("1.37", {"DRANodeAllocatableResources": True}, implemented=False)
     async with LocalCluster([], features=features) as cluster:
-        await cluster.apply(node("a"), pool("a", gpu("g0"), **TYPED))
+        await cluster.apply(node("a"), pool("a", gpu("g0", **MAPPED)))
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         assert await asyncio.to_thread(main, ["doctor", "--no-host", "-o", "json"]) == 3
-    [found] = [f for f in json.loads(capsys.readouterr().out)["findings"] if "KEP-5677" in f["text"]]
+    [found] = [f for f in json.loads(capsys.readouterr().out)["findings"] if "KEP-5517" in f["text"]]
     assert (found["level"], found["topic"]) == ("unknown", "slices")
-    assert found["text"] == "not evaluated: ResourceSlice a-slice: types of partitions (KEP-5677)"
+    assert found["text"] == f"not evaluated: ResourceSlice a-slice: {NODE_RESOURCES}"

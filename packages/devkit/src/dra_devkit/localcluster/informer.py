@@ -26,6 +26,12 @@ def taint_rules(features: Features) -> Resource | None:
     return Resource(GROUP, version, "devicetaintrules") if version else None
 
 
+def pool_requests(features: Features) -> Resource | None:
+    """Returns the resource of ResourcePoolStatusRequests, or None if the server does not serve them."""
+    version = next((v for v in features.pool_status_requests if v in features.served), "")
+    return Resource(GROUP, version, "resourcepoolstatusrequests") if version else None
+
+
 POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=True) for v in ("v1alpha2", "v1beta1")}
 
 

@@ -117,6 +117,7 @@ SAMPLES: dict[str, JSON] = {
     "DeviceClass": {"spec": {"selectors": [{"cel": {"expression": "device.driver == \"d\""}}], "extendedResourceName": "example.com/gpu"}},
     "SelfSubjectRulesReview": {"spec": {"namespace": "default"}},
     "DeviceTaintRule": {"spec": {"taint": {"key": "k", "effect": "NoExecute"}, "deviceSelector": {"driver": "d"}}},
+    "ResourcePoolStatusRequest": {"spec": {"driver": "d.example.com"}},
 }  # fmt: skip
 
 

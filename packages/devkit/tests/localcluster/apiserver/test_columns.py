@@ -1,10 +1,12 @@
-"""Durations in the tables of `kubectl get`. Upstream: duration_test.go, TestHumanDurationBoundaries."""
+"""Tables of `kubectl get`. Upstream: duration_test.go, TestHumanDurationBoundaries; KEP-5677, "kubectl Integration"."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from dra_devkit.localcluster.apiserver.columns import duration
+from dra_devkit.localcluster.apiserver.columns import COLUMNS, duration, table
 
 MINUTE, HOUR, DAY, YEAR = 60, 3600, 86400, 31536000
 
@@ -32,3 +34,34 @@ MINUTE, HOUR, DAY, YEAR = 60, 3600, 86400, 31536000
 )
 def test_a_duration_has_the_units_that_kubectl_shows(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def pool(**counts: int) -> dict[str, int]:
+    return {f"{name}Devices": count for name, count in counts.items()}
+
+
+COMPLETE, FAILED = ({"type": kind, "lastTransitionTime": "2026-01-01T00:00:00Z"} for kind in ("Complete", "Failed"))
+FULL, HALF = (
+    pool(total=4, available=1, allocated=2, unavailable=1),
+    pool(total=2, available=2, allocated=0, unavailable=0),
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "cells"),
+    [
+        (None, [0, 0, 0, 0, 0, 0, "Pending"]),
+        ({"poolCount": 2, "pools": [FULL, HALF], "conditions": [COMPLETE]}, [6, 3, 2, 1, 0, 2, "Complete"]),
+        (
+            {"poolCount": 3, "pools": [FULL, {"validationError": "x"}], "conditions": [COMPLETE]},
+            [4, 1, 2, 1, 1, 3, "Complete (2/3 pools)"],
+        ),
+        ({"poolCount": 0, "conditions": [FAILED]}, [0, 0, 0, 0, 0, 0, "Failed"]),
+    ],
+)
+def test_the_row_of_a_pool_status_request_sums_its_pools(status: Any, cells: list[Any]) -> None:
+    request = {"metadata": {"name": "check"}, "spec": {"driver": "d"}} | ({"status": status} if status else {})
+    found = table(COLUMNS["resourcepoolstatusrequests.resource.k8s.io"], [request], {})
+    names = [column["name"] for column in found["columnDefinitions"]]
+    assert names[2:9] == ["Total", "Available", "Allocated", "Unavailable", "Errors", "Pools", "Status"]
+    assert found["rows"][0]["cells"][:9] == ["check", "d", *cells]

@@ -19,16 +19,12 @@ def unevaluated_fields() -> tuple[tuple[str, ApiField], ...]:
     return tuple((kind, field) for kind in kinds for field in fields_of(kind) if field.row.unevaluated)
 
 
-def unevaluated_features(obj: ReadOnlyJSON, *, deciding: bool = False) -> Iterator[str]:
-    """Yields the features that a claim, template or slice uses and that are not evaluated, each once.
-
-    Args:
-        deciding: only features that change which devices a pod gets.
-    """
+def unevaluated_features(obj: ReadOnlyJSON) -> Iterator[str]:
+    """Yields the features that a claim, template or slice uses and that are not evaluated, each once."""
     kind, inner = str(obj.get("kind")), obj
     if kind == "ResourceClaimTemplate":
         kind, inner = "ResourceClaim", obj.get("spec") or {}
-    fields = [f for k, f in unevaluated_fields() if k == kind and (f.row.decides or not deciding)]
+    fields = [f for k, f in unevaluated_fields() if k == kind]
     used = (f.row.unevaluated for f in fields if any(parent[key] for parent, key, _ in fields_at(inner, f.path)))
     yield from dict.fromkeys(used)
 

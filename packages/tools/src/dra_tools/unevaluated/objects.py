@@ -18,7 +18,7 @@ _NAMES = {field.name for _, field in unevaluated_fields()}
 
 def not_evaluated(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[UnevaluatedPart]:
     """Yields the parts of one object that decide which devices a pod gets and are not evaluated."""
-    for feature in (*unevaluated_features(obj, deciding=True), *_unknown_fields(snapshot, obj)):
+    for feature in (*unevaluated_features(obj), *_unknown_fields(snapshot, obj)):
         yield UnevaluatedPart(subject_of(obj), feature)
 
 

@@ -215,6 +215,28 @@ def _size(*fields: str) -> ValueGetter:
     return lambda obj: sum(len(obj.get(f) or {}) for f in fields)
 
 
+def _pool_sum(field: str) -> ValueGetter:
+    return lambda obj: sum(pool.get(field, 0) for pool in _list(obj, "status", "pools"))
+
+
+def _ended(obj: ReadOnlyJSON) -> ReadOnlyJSON | None:
+    """Returns the condition with which a ResourcePoolStatusRequest has ended."""
+    return next((c for c in _list(obj, "status", "conditions") if c["type"] in {"Complete", "Failed"}), None)
+
+
+def _pool_request_state(obj: ReadOnlyJSON) -> str:
+    ended = _ended(obj)
+    if ended is None:
+        return "Pending"
+    shown, count = len(_list(obj, "status", "pools")), _of(obj, "status", "poolCount")
+    return f"Complete ({shown}/{count} pools)" if ended["type"] == "Complete" and shown < count else ended["type"]
+
+
+def _pool_request_end(obj: ReadOnlyJSON) -> str:
+    ended = _ended(obj)
+    return since(ended["lastTransitionTime"]) if ended else ""
+
+
 NAME: Column = ("Name", 0, lambda o: o["metadata"]["name"])
 AGE: Column = ("Age", 0, age)
 _WORKLOAD: tuple[Column, ...] = (
@@ -372,6 +394,18 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "resourceclaimtemplates.resource.k8s.io": (NAME, AGE),
     "deviceclasses.resource.k8s.io": (NAME, AGE),
     "devicetaintrules.resource.k8s.io": (NAME, AGE),
+    "resourcepoolstatusrequests.resource.k8s.io": (
+        NAME,
+        ("Driver", 0, value_at("spec", "driver")),
+        *(
+            (name, 0, _pool_sum(f"{name.lower()}Devices"))
+            for name in ("Total", "Available", "Allocated", "Unavailable")
+        ),
+        ("Errors", 0, lambda o: sum("validationError" in pool for pool in _list(o, "status", "pools"))),
+        ("Pools", 0, value_at("status", "poolCount", default=0)),
+        ("Status", 0, _pool_request_state),
+        ("Completed", 0, _pool_request_end),
+    ),
 }
 
 

@@ -107,6 +107,7 @@ _WITHOUT_GENERATION = frozenset(
         "leases.coordination.k8s.io",
         "resourceclaims.resource.k8s.io",
         "resourceclaimtemplates.resource.k8s.io",
+        "resourcepoolstatusrequests.resource.k8s.io",
         "podgroups.scheduling.k8s.io",
     }
 )
@@ -312,6 +313,7 @@ KINDS = (
     ServedKind(GROUP, _DRA_VERSIONS, "ResourceClaimTemplate", "resourceclaimtemplates", True),
     ServedKind(GROUP, _DRA_VERSIONS, "DeviceClass", "deviceclasses", False),
     ServedKind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
+    ServedKind(GROUP, ("v1alpha3",), "ResourcePoolStatusRequest", "resourcepoolstatusrequests", False, status=True),
 )
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
@@ -360,6 +362,8 @@ def _as_of(kind: ServedKind, features: Features) -> ServedKind:
     """Returns a kind as the release serves it. It has no versions if the release does not serve it."""
     if kind.group == GROUP and kind.kind == "DeviceTaintRule":
         return replace(kind, versions=features.taint_rules)
+    if kind.group == GROUP and kind.kind == "ResourcePoolStatusRequest":
+        return replace(kind, versions=features.pool_status_requests)
     if kind.group == GROUP and kind.kind == "ResourceSlice":
         return replace(kind, selectable=features.slice_fields)
     if kind.versions == POD_GROUP_VERSIONS:

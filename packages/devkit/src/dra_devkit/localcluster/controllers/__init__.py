@@ -10,7 +10,7 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS, SLICES, TEMPLATES
 
 from ...kubernetes_releases import Features
-from ..informer import Informers, pod_groups, taint_rules
+from ..informer import Informers, pod_groups, pool_requests, taint_rules
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController
@@ -23,6 +23,7 @@ from .node_lifecycle import NodeLifecycle
 from .node_monitor import NodeMonitor
 from .node_taint_eviction import NodeTaintEviction
 from .pod_garbage import PodGarbageCollector
+from .pool_status_requests import PoolStatusRequests
 from .replicasets import ReplicaSetController
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_uids
 
@@ -39,7 +40,8 @@ class ControllerManager:
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
         groups = pod_groups(features)
-        followed = (*core, *workloads, *filter(None, (rules, groups)))
+        requests = pool_requests(features)
+        followed = (*core, *workloads, *filter(None, (rules, groups, requests)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         for resource in (PODS, REPLICA_SETS):
             self.informers.index(resource, "controller", controller_uids)
@@ -61,6 +63,7 @@ class ControllerManager:
             GarbageCollector(client, self.informers, groups),
             DeviceTaintEviction(client, self.informers, rules),
             *((PodGroupProtection(client, self.informers, groups),) if groups else ()),
+            *((PoolStatusRequests(client, self.informers, requests, rules, features),) if requests else ()),
         )
 
     async def run(self) -> None:

@@ -15,16 +15,21 @@ Values = frozenset[tuple[str, Any]]
 
 
 def attribute_of(candidate: Candidate, name: str) -> ReadOnlyJSON | None:
-    """Returns the device's attribute with the fully qualified name ``name``.
+    """Returns the device's attribute with the fully qualified name ``name``."""
+    return attribute(candidate.device, candidate.id.driver, name)
+
+
+def attribute(device: ReadOnlyJSON, driver: str, name: str) -> ReadOnlyJSON | None:
+    """Returns the attribute of a driver's device with the fully qualified name ``name``.
 
     An attribute in the driver's own domain may be published without the domain.
     """
-    attributes = candidate.device.get("attributes") or {}
+    attributes = device.get("attributes") or {}
     if name in attributes:
         found: ReadOnlyJSON = attributes[name]
         return found
     domain, _, bare = name.partition("/")
-    return attributes.get(bare) if domain == candidate.id.driver else None
+    return attributes.get(bare) if domain == driver else None
 
 
 class Constraint(ABC):

@@ -25,12 +25,14 @@ from . import policies
 from .label_selectors import label_selector
 from .pod_groups import validate_group, validate_group_status
 from .pods import validate_pod, validate_template, validate_update
+from .pool_status_requests import validate_request, validate_request_status
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _MAX_DATA = 1024 * 1024
 _RBAC_GROUP = "rbac.authorization.k8s.io"
 _POD_GROUPS = "podgroups.scheduling.k8s.io"
+_POOL_STATUS_REQUESTS = "resourcepoolstatusrequests.resource.k8s.io"
 _IMMUTABLE = "field is immutable"
 
 
@@ -38,7 +40,7 @@ def validate(kind: ServedKind, obj: ReadOnlyJSON, old: ReadOnlyJSON | None, *, s
     """Returns all errors of an object of any kind except the four main kinds of resource.k8s.io."""
     out = _metadata(kind, obj, old)
     if status:
-        return out + (validate_group_status(obj, old) if kind.storage == _POD_GROUPS else [])
+        return out + (_STATUS_RULES[kind.storage](obj, old) if kind.storage in _STATUS_RULES else [])
     if found := _RULES.get(kind.storage):
         out += found(obj, old)
     return out
@@ -353,4 +355,9 @@ _RULES: Mapping[str, Callable[[ReadOnlyJSON, ReadOnlyJSON | None], list[FieldErr
     "validatingwebhookconfigurations.admissionregistration.k8s.io": policies.webhooks,
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": policies.webhooks,
     "devicetaintrules.resource.k8s.io": _taint_rule,
+    _POOL_STATUS_REQUESTS: validate_request,
+}
+_STATUS_RULES: Mapping[str, Callable[[ReadOnlyJSON, ReadOnlyJSON | None], list[FieldError]]] = {
+    _POD_GROUPS: validate_group_status,
+    _POOL_STATUS_REQUESTS: validate_request_status,
 }
