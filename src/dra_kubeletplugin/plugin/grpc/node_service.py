@@ -93,9 +93,8 @@ class NodeService:
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             try:
-                for uid, outcome in (
-                    await _outcomes(method, handle, refs)
-                ).items():  # once, also if the call names it twice
+                outcomes = await _outcomes(method, handle, refs)
+                for uid, outcome in outcomes.items():  # each claim once, also if the call names it twice
                     out.claims[uid].error = outcome.event() if isinstance(outcome, DraError) else ""
                     if not isinstance(outcome, DraError):
                         add(uid, outcome)
