@@ -211,6 +211,22 @@ async def test_an_invalid_return_value_changes_nothing_and_recover_is_called_aga
     assert not await store.recovering()
 
 
+class Text(str):
+    __slots__ = ()
+
+
+async def test_names_may_be_of_a_subclass_of_str(store: RecordStore) -> None:
+    await pending(store)
+    driver = RecoveringDriver()
+    step, shared = (Text("board"), {"slot": Text("3")}), SharedStep(Text("firmware"), Text("card"), {})
+    driver.claims = [
+        RecoveredClaim(uid=Text("u"), devices=[device(Text("d-0"))], undo_steps=[step], shared_steps=[shared])
+    ]
+    assert await recovery(store, driver).once()
+    found = await record(store, "u")
+    assert (found.devices[0]["device"], found.undo[0]["step"], found.shared[0]["key"]) == ("d-0", "board", "card")
+
+
 async def test_a_claim_is_recorded_also_if_an_unreported_claim_has_its_device(
     store: RecordStore, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,6 +144,24 @@ def shared_folder(tmp_path: Path) -> SharedFolder:
     return SharedFolder(tmp_path)
 
 
+class Address(str):
+    __slots__ = ()
+
+
+class AddressDriver(CardDriver):
+    def prepare(self, claim: Claim) -> Any:
+        claim.shared_step("firmware", Address("card-0"), version=self.version)
+        return [d.prepared() for d in claim.devices]
+
+
+async def test_a_key_may_be_of_a_subclass_of_str(shared_folder: SharedFolder) -> None:
+    ref = shared_folder.claim("a", "d-1")
+    async with shared_folder.instance(AddressDriver) as manager:
+        await check_success(manager.prepare(ref))
+        await check_success(manager.unprepare(ref))
+    assert shared_folder.card.take_calls() == ["setup card-0 4.2", "teardown card-0 4.2"]
+
+
 @pytest.mark.parametrize("driver_class", [CardDriver, AsyncCardDriver])
 async def test_the_first_claim_sets_up_and_the_last_tears_down(
     shared_folder: SharedFolder, driver_class: type[CardDriver]

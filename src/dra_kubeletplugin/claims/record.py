@@ -275,7 +275,7 @@ def decode_record(head: Head, data: bytes) -> Row:
 
 def checked_line(fields: Mapping[str, object]) -> bytes:
     """Returns a line with an object, whose last field is the checksum of the text before it."""
-    text = msgspec.json.encode(fields)[:-1]
+    text = msgspec.json.encode(fields, enc_hook=str.__str__)[:-1]  # a driver's names may be of a subclass of str
     return b'%s,"crc":"%08x"}\n' % (text, zlib.crc32(text))
 
 
