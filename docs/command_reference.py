@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from dra_conformance.output_models import Checks, ConformanceReport
 from dra_devkit.commands import output_models as devkit_models
 from dra_kubeletplugin.cli import PACKAGES, commands, output_models
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
@@ -32,6 +33,7 @@ SHAPES: Mapping[str, tuple[type, ...]] = {
     "gather": (Gathered,),
     "new": (devkit_models.Made,),
     "deploy": (devkit_models.Manifests,),
+    "conformance": (ConformanceReport, Checks),
     "explain": (Explanation, Waiting),
     "simulate": (Simulation,),
     "top": (Overview,),

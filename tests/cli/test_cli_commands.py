@@ -268,6 +268,7 @@ EXAMPLES: dict[str, Callable[[Path], list[str]]] = {
     "gather": lambda tmp: ["gather", "--no-host", str(tmp / f"{len(list(tmp.iterdir()))}.tar.gz")],
     "new": lambda tmp: ["new", f"acme-{len(list(tmp.iterdir()))}", "--kind", "sdk", "-C", str(tmp)],
     "deploy": lambda tmp: ["deploy", "--shared-dir", str(tmp), "--check"],
+    "conformance, list": lambda tmp: ["conformance", "list", "SLC"],
     "claims": lambda tmp: ["claims", "--kubelet-root", str(_records(tmp))],
 }  # fmt: skip
 

@@ -19,10 +19,9 @@ from tests.helpers.conformance.runs import PLAIN
 def test_list_prints_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["conformance", "list"]) == Exit.SUCCESS
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(CATALOGUE)
-    assert cli.main(["conformance", "list", "--format", "json"]) == Exit.SUCCESS
-    assert {c["id"] for c in json.loads(capsys.readouterr().out)} == set(CATALOGUE)
-    assert cli.main(["conformance", "list", "--format", "markdown"]) == Exit.SUCCESS
-    assert "| SLC-004 | MUST |" in capsys.readouterr().out
+    for action in ("list", "explain"):
+        assert cli.main(["conformance", action, "-o", "json"]) == Exit.SUCCESS
+        assert {c["id"] for c in json.loads(capsys.readouterr().out)["checks"]} == set(CATALOGUE)
     assert cli.main(["conformance", "list", "SEC", "PRE-001"]) == Exit.SUCCESS
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["PRE-001", "SEC-001", "SEC-002"]
 
@@ -41,7 +40,6 @@ def test_explain_describes_checks(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--driver-cmd", "x", "--format", "json"], "--format is for `list`; a run writes reports with"),
         (["run", "--driver-cmd", "x", "--json", "/no/such/a.json"], "there is no folder /no/such"),
         (["run"], "use either --driver-cmd with the command"),
         (["run", "SLC-044", "--driver-cmd", "x"], "there is no check SLC-044, did you mean 'SLC-004'"),
@@ -89,6 +87,17 @@ def test_a_run_writes_all_reports(
     assert "-> ok (" in transcript
     assert "    request:\n      claims {\n        namespace:" in transcript
     assert f"All calls of PRE-004, SEC-001 and the driver's output are in {tmp_path / 'calls'}" in out
+
+
+def test_a_run_prints_one_document_that_equals_the_report_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["conformance", "run", "REG-001", "SEC-001", "--driver-cmd", PLAIN, "-o", "json"]
+    assert cli.main([*words, "--json", str(tmp_path / "a.json")]) == Exit.SUCCESS
+    found = json.loads(capsys.readouterr().out)
+    assert [(c["id"], c["status"]) for c in found["checks"]] == [("REG-001", "passed"), ("SEC-001", "skipped")]
+    assert found["checks"][1]["reason"]
+    assert found == json.loads((tmp_path / "a.json").read_text())
 
 
 def test_fail_on_skip_names_the_skipped_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dra_devkit.yaml.manifests import objects
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import print_line
+from dra_kubeletplugin.cli.shell.output import TEXT, put
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import ApiConfig, load_config
 
@@ -27,12 +28,12 @@ from .driver_command import DriverCommand
 from .profile import ConformanceProfile, read_profile
 from .reports import (
     FORMS,
-    catalogue_json,
-    catalogue_markdown,
     catalogue_text,
     conformance_report,
+    described,
     failure_lines,
     progress_line,
+    report_of,
     summary_line,
     transcript_text,
 )
@@ -51,13 +52,10 @@ def conformance(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for a user's mistakes."""
     selected = select_checks(args.checks)
     if args.action == "list":
-        print(_catalogue(args.format or "text", selected), end="")
+        put(described(selected), args.output, lambda _: catalogue_text(selected))
         return Exit.SUCCESS
-    if args.format:
-        files = "; a run writes reports with --junit FILE, --json FILE and --markdown FILE"
-        raise SettingsError(f"--format is for `list`{files if args.action == 'run' else ''}")
     if args.action == "explain":
-        print("\n\n".join(map(_explained, selected)))
+        put(described(selected), args.output, lambda _: ["\n\n".join(map(_explained, selected))])
         return Exit.SUCCESS
     if args.attach == bool(args.driver_cmd):
         raise SettingsError("use either --driver-cmd with the command that starts the driver, or --attach on its node")
@@ -65,7 +63,7 @@ def conformance(args: argparse.Namespace) -> int:
     rules = _rules(args.rbac)
     _check_report_files(args)
     with Progress() as progress:
-        report = _reporter(progress, Style.of(sys.stdout), selected)
+        report = _reporter(progress, Style.of(sys.stdout), selected, text=args.output == TEXT)
         progress("connecting to the driver" if args.attach else "starting the driver")
         if args.attach:
             node = args.node_name or os.environ.get("NODE_NAME") or socket.gethostname().lower()
@@ -95,12 +93,6 @@ def _check_report_files(args: argparse.Namespace) -> None:
             raise SettingsError(f"--{form} {path}: there is no folder {Path(path).parent}")
 
 
-def _catalogue(form: str, checks: Sequence[ConformanceCheck]) -> str:
-    if form == "json":
-        return catalogue_json(checks)
-    return catalogue_markdown(checks) if form == "markdown" else "\n".join([*catalogue_text(checks), ""])
-
-
 def _explained(check: ConformanceCheck) -> str:
     lines = [f"{check.id} ({check.level}): the driver {check.text}"]
     lines += [f"  steps:  {check.steps}", f"  if not: {check.consequence}", f"  source: {check.source}"]
@@ -111,18 +103,25 @@ def _explained(check: ConformanceCheck) -> str:
     return "\n".join(lines)
 
 
-def _reporter(progress: Progress, style: Style, selected: Sequence[ConformanceCheck]) -> Callable[[CheckOutcome], None]:
+def _reporter(
+    progress: Progress, style: Style, selected: Sequence[ConformanceCheck], *, text: bool
+) -> Callable[[CheckOutcome], None]:
+    """Returns a function that shows the progress, and, with ``text``, prints the outcome of each check."""
     following = {check.id: after for check, after in itertools.pairwise(selected)}
+
+    def print_outcome(outcome: CheckOutcome) -> None:
+        first, *rest = progress_line(outcome).split("\n")
+        mark, space, shown = first.partition(" ")
+        print_line(style.paint(_COLORS[outcome.status], mark) + space + on_one_line(shown), sys.stdout)
+        for line in [*rest, *(failure_lines(outcome) if outcome.expected else ())]:
+            print_line(on_one_line(line), sys.stdout)
 
     def report(outcome: CheckOutcome) -> None:
         progress.done()
         if outcome.reason == CHANGES_THE_NODE:  # most checks: one line at the end counts them
             return
-        first, *rest = progress_line(outcome).split("\n")
-        mark, space, text = first.partition(" ")
-        print_line(style.paint(_COLORS[outcome.status], mark) + space + on_one_line(text), sys.stdout)
-        for line in [*rest, *(failure_lines(outcome) if outcome.expected else ())]:
-            print_line(on_one_line(line), sys.stdout)
+        if text:
+            print_outcome(outcome)
         if after := following.get(outcome.check.id):
             progress(f"{after.id} runs: {after.text}")
 
@@ -149,12 +148,7 @@ def _finished(args: argparse.Namespace, found: ConformanceRun) -> int:
             Path(path).write_text(conformance_report(found, form))
     if args.transcripts:
         _write_transcripts(Path(args.transcripts), found)
-    print_line(summary_line(found), sys.stdout)
-    if changing := sum(o.reason == CHANGES_THE_NODE for o in found.outcomes):
-        print_line(f"{changing} of the skipped checks would change the node: run them with --driver-cmd", sys.stdout)
-    if failed := [o.check.id for o in found.outcomes if o.expected]:
-        where = f"are in {args.transcripts}" if args.transcripts else "are written with --transcripts FOLDER"
-        print_line(f"All calls of {', '.join(failed)} and the driver's output {where}", sys.stdout)
+    put(report_of(found), args.output, lambda _: _last_lines(found, args.transcripts))
     if found.fault:
         first, *rest = found.fault.splitlines()
         print_line(f"dra: {on_one_line(first)}")
@@ -163,6 +157,15 @@ def _finished(args: argparse.Namespace, found: ConformanceRun) -> int:
     if args.fail_on_skip and (skipped := [o.check.id for o in found.outcomes if o.status is OutcomeStatus.SKIPPED]):
         print_line(f"dra: --fail-on-skip: {', '.join(skipped)} {'was' if len(skipped) == 1 else 'were'} skipped")
     return found.exit_code(strict=args.strict, fail_on_skip=args.fail_on_skip)
+
+
+def _last_lines(found: ConformanceRun, transcripts: str | None) -> Iterator[str]:
+    yield summary_line(found)
+    if changing := sum(o.reason == CHANGES_THE_NODE for o in found.outcomes):
+        yield f"{changing} of the skipped checks would change the node: run them with --driver-cmd"
+    if failed := [o.check.id for o in found.outcomes if o.expected]:
+        where = f"are in {transcripts}" if transcripts else "are written with --transcripts FOLDER"
+        yield f"All calls of {', '.join(failed)} and the driver's output {where}"
 
 
 def _write_transcripts(folder: Path, found: ConformanceRun) -> None:

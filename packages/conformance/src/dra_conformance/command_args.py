@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dra_devkit.commands.command_args import HOST
 from dra_kubeletplugin.cli.shell.options import add_repeated
+from dra_kubeletplugin.cli.shell.output import add_output
 from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 
@@ -63,5 +64,4 @@ def add_conformance(conformance: Parser) -> None:
         conformance.add_argument(f"--{form}", metavar="FILE", help=f"write a report as {shown}")
     text = "write the calls and the output of the driver for each failed check to a file in FOLDER"
     conformance.add_argument("--transcripts", metavar="FOLDER", help=text)
-    text = "format of `list` (text)"
-    conformance.add_argument("--format", choices=("text", "markdown", "json"), default="", help=text)
+    add_output(conformance)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.cli.shell.output import encoded
 
 from .catalogue import GROUPS, ConformanceCheck, Requirement
+from .output_models import CheckReport, Checks, ConformanceReport, DescribedCheck
 from .runner import CheckOutcome, ConformanceRun, OutcomeStatus
 from .transcript import TranscriptEntry
 
@@ -101,38 +101,38 @@ def transcript_text(outcome: CheckOutcome) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
+def report_of(run: ConformanceRun) -> ConformanceReport:
+    """Returns the fields of a report for programs."""
+    return ConformanceReport(
+        driver=run.driver,
+        seconds=round(run.seconds, 1),
+        fault=run.fault,
+        counts={str(s): run.count(s) for s in OutcomeStatus},
+        checks=tuple(map(_check_report, run.outcomes)),
+    )
+
+
+def _check_report(outcome: CheckOutcome) -> CheckReport:
+    check = outcome.check
+    return CheckReport(
+        id=check.id,
+        level=check.level,
+        status=outcome.status,
+        seconds=round(outcome.seconds, 3),
+        text=check.text,
+        consequence=check.consequence,
+        source=check.source,
+        reason=outcome.reason,
+        figures=tuple(outcome.figures),
+        expected=outcome.expected,
+        got=outcome.got,
+        transcript=tuple(outcome.transcript),
+        log=outcome.log,
+    )
+
+
 def _json(run: ConformanceRun) -> str:
-    counts = {str(s): run.count(s) for s in OutcomeStatus}
-    document = {
-        "driver": run.driver,
-        "seconds": round(run.seconds, 1),
-        "fault": run.fault,
-        "counts": counts,
-        "checks": [_outcome(o) for o in run.outcomes],
-    }
-    return json.dumps(document, indent=2) + "\n"
-
-
-def _outcome(outcome: CheckOutcome) -> JSON:
-    out: JSON = {
-        "id": outcome.check.id,
-        "level": str(outcome.check.level),
-        "status": str(outcome.status),
-        "seconds": round(outcome.seconds, 3),
-        "text": outcome.check.text,
-    }
-    if outcome.reason:
-        out["reason"] = outcome.reason
-    if outcome.figures:
-        out["figures"] = list(outcome.figures)
-    if outcome.expected:
-        out |= {"expected": outcome.expected, "got": outcome.got, "consequence": outcome.check.consequence}
-        out |= {"source": outcome.check.source, "log": outcome.log}
-        out["transcript"] = [
-            {"at": round(e.at, 3), "kind": e.kind, "summary": e.summary, "request": e.request, "response": e.response}
-            for e in outcome.transcript
-        ]
-    return out
+    return encoded(report_of(run), "json", unicode=False)
 
 
 def _junit(run: ConformanceRun) -> str:
@@ -222,9 +222,10 @@ def catalogue_text(checks: Sequence[ConformanceCheck]) -> Iterator[str]:
         yield f"{check.id}  {check.level:<6} {check.text}"
 
 
-def catalogue_json(checks: Sequence[ConformanceCheck]) -> str:
-    keys = ("id", "level", "text", "steps", "consequence", "source", "attach")
-    return json.dumps([{k: getattr(c, k) for k in keys} for c in checks], indent=2) + "\n"
+def described(checks: Sequence[ConformanceCheck]) -> Checks:
+    return Checks(
+        tuple(DescribedCheck(c.id, c.level, c.text, c.steps, c.consequence, c.source, c.attach) for c in checks)
+    )
 
 
 def catalogue_markdown(checks: Sequence[ConformanceCheck]) -> str:
