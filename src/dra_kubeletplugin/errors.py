@@ -95,7 +95,7 @@ class DraError(Exception):
         return printable(self)
 
     def event(self) -> str:
-        """Returns the text for the user: reason, sentence and code, on one line of at most 1 KiB of valid UTF-8. Never raises.
+        """Returns the text that the kubelet writes into an Event: reason, sentence and code, on one line of at most 1 KiB. Never raises.
 
         The same fault produces the same bytes, so that Kubernetes aggregates repeated events. The operation id differs per attempt
         and is only in the log.

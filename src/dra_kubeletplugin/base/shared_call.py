@@ -12,7 +12,7 @@ _MAX_PAUSE = 0.5  # seconds
 
 
 class SharedCall(Generic[T]):
-    """Runs one call for several callers: those that arrive before it begins, or accept an earlier result, get its result or exception.
+    """Runs one call for several callers. A caller that arrives before the call begins, or accepts an earlier result, gets its result.
 
     A caller that is cancelled does not cancel the call.
 
@@ -21,7 +21,7 @@ class SharedCall(Generic[T]):
         name: name of the task, for debuggers.
         keep: seconds for which :meth:`since` can still return a result after its call ended.
         pause: if given, at most one call runs at a time, and the pause between two calls is this multiple of the duration of the first
-            one, at most 0.5 s. With 4, calls take at most a fifth of the time.
+            one, at most 0.5 s. With 4, calls of up to 0.125 s take at most a fifth of the time.
     """
 
     def __init__(self, call: Callable[[], Awaitable[T]], name: str, keep: float = 0.0, pause: float = 0.0) -> None:

@@ -272,7 +272,7 @@ def content_of(path: str, *, follow: bool = False) -> bytes:
     Args:
         follow: whether ``path`` may be a link, as for a file that another program reads through the link.
 
-    Raises ``OSError``; :class:`UnsuitableFileError` for a file that the driver cannot have written.
+    Raises ``OSError``; :class:`.UnsuitableFileError` for a file that the driver cannot have written.
     """
     return read_file(path, links=follow)
 

@@ -91,7 +91,7 @@ class ClaimFields(msgspec.Struct, frozen=True):
 
     @property
     def encoded_config(self) -> msgspec.Raw:
-        """``status.allocation.devices.config`` as JSON, for :func:`config_entries`."""
+        """``status.allocation.devices.config`` as JSON, for :func:`.config_entries`."""
         return (self.status.allocation or _Allocation()).devices.config
 
     def results(self, driver: str) -> list[DeviceResult]:

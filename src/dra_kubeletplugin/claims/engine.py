@@ -1,6 +1,15 @@
 """Prepares and unprepares claims. A crash at any point neither leaks a device nor leaves it prepared for two claims.
 
-A prepare always writes the record, prepares the hardware, writes the CDI file and commits, in this order. A rollback does the reverse.
+A prepare writes the record, calls the driver, writes the claim's files and commits, in this order; a rollback is in `rollback.py`. The
+last file is the note, a copy of the committed record (`claim_files.py`). An instance that already runs rolls back a claim that a killed
+instance has not committed. Without such an instance, the next start decides:
+
+    killed             on disk                                        the next start
+    before the record  nothing                                        does nothing
+    before the note    a Preparing record, perhaps undo steps, files  rolls the claim back
+    before the commit  the note too                                   completes the commit from the note
+    after the commit   a Prepared record and its files                does nothing; a repeated call gets the recorded response
+
 A claim has one operation in flight at a time. A repeated call joins it, the opposite call waits for it, and other claims do not wait.
 An operation continues after the call that started it has ended.
 """
@@ -236,7 +245,7 @@ class Engine:
             await self.store.do(update, Mode.SYNC)
 
         def commit(records: Records) -> None:
-            update(records)  # in memory; the file of the record is written last, when this function has returned
+            update(records)  # in memory: the store writes the file of the record when this function has returned
             self.files.put(record)
             self.files.note(record)
 

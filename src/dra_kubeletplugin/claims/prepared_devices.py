@@ -63,7 +63,7 @@ def complete(
 
     Raises :class:`BadAnswerError` if the prepared devices do not match the allocation or their metadata is not allowed. Raises
     :class:`HostPathMissingError` if a device node, the source of a mount or a hook's program does not exist. Raises
-    :class:`ClaimError` if names of the claim are not allowed in the path of a metadata file.
+    :class:`.ClaimError` if names of the claim are not allowed in the path of a metadata file.
     """
     shown = f"claim {claim.namespace}/{claim.name}"
     matched = _matched(claim, shown, prepared)

@@ -48,7 +48,8 @@ class Record(msgspec.Struct):
         metadata: the content of its metadata files.
         operation: the id of the operation that prepared it, as in the log.
         complete: whether the claim was committed as prepared.
-        recovered: whether the driver's ``recover()`` reported the claim, so that only its devices are known, and not its CDI edits.
+        recovered: whether the record is incomplete or may be old: the driver's ``recover()`` reported the claim, or the record was lost
+            while another instance could change it. No repeated prepare gets its response.
         superseded: whether another claim has a device of the claim: the driver is not called to undo the claim.
         undone: whether unprepare and all undo steps have succeeded, and only shared steps remain.
         error: why the last rollback failed.

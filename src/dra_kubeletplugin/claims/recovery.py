@@ -45,7 +45,7 @@ class Recovery:
     async def once(self) -> bool:
         """Calls ``recover()`` and merges its claims, if that is due. Returns False if it has to be tried again.
 
-        Raises :class:`RecordsError` if the records cannot be used.
+        Raises :class:`.RecordsError` if the records cannot be used.
         """
         async with self._lock:  # a start that takes long continues while the background task begins
             if not await self.store.recovering():

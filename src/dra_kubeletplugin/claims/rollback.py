@@ -101,7 +101,7 @@ class Rollback:
 
         ended: list[Decision] = []
 
-        def decide(records: Records) -> Decision:
+        def decide_and_change_files(records: Records) -> Decision:
             decision = operation(records)
             if isinstance(decision, AlreadyPrepared):
                 return AlreadyPrepared(decision.record, self.files.restore(decision.record))
@@ -118,7 +118,7 @@ class Rollback:
                 return ended[-1]  # the disk failed after the record was removed, so the operation ran again
             return decision
 
-        decision = await self.store.do(decide, mode)
+        decision = await self.store.do(decide_and_change_files, mode)
         if isinstance(decision, AlreadyPrepared) and decision.restored:
             fields = claim_fields(decision.record)
             log.warning("files of the claim were missing or damaged; they were written again", extra=fields)
@@ -205,7 +205,7 @@ class Rollback:
         Raises :class:`DeviceHeldError` for a claim that cannot be rolled back in time; a slow rollback continues.
         """
 
-        async def free(holder: Record) -> None:
+        async def free_one(holder: Record) -> None:
             self.retries.log(
                 holder.uid,
                 "rolling back a claim that no longer uses its devices, because another claim needs them",
@@ -229,7 +229,7 @@ class Rollback:
                     f"a device is still held by claim {holder.shown}, which cannot be rolled back: {e}"
                 ) from None
 
-        for error in await asyncio.gather(*map(free, holders), return_exceptions=True):
+        for error in await asyncio.gather(*map(free_one, holders), return_exceptions=True):
             if error:
                 raise error
 

@@ -136,7 +136,7 @@ class ClaimPods:
         self._held.pop((record.uid, record.created), None)
 
     async def ended(self, gone: Sequence[Record], known: Sequence[Record]) -> list[Record]:
-        """Returns those claims in ``gone`` that no pod can use since their grace period, and reports those that a pod may use.
+        """Returns the claims in ``gone`` that no pod could use for the whole grace period. Reports the claims that a pod may use.
 
         Args:
             gone: claims that the API server did not have with their devices when it was last asked.

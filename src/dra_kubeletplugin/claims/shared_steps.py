@@ -48,8 +48,8 @@ class _Users(msgspec.Struct):
         ready: the state is set up.
         unfinished: a set-up or a teardown did not end.
         stale: the claim was prepared before the last reboot. The state may be gone, set up, or partly set up.
-        uncertain: the record is incomplete, and the state may have changed since.
-        unknown: whether a claim with an incomplete or unreadable record may use the state. True if ``uncertain`` is not empty.
+        uncertain: the record is ``recovered``, and the state may have changed since the step was recorded.
+        unknown: whether a claim with a ``recovered`` or unreadable record may use the state. True if ``uncertain`` is not empty.
     """
 
     ready: list[tuple[Record, Entry]] = []
@@ -88,25 +88,6 @@ class SharedSteps:
         """
         entry: Entry = {"step": step, "key": key, "data": dict(data), "ready": False}
 
-        def join(records: Records) -> list[Entry] | None:
-            """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first."""
-            users = self._users(records, record.uid, entry)
-            for user, used in (*users.ready, *users.uncertain):
-                if used["data"] != entry["data"]:
-                    raise SharedStepError(
-                        f"the shared step {printable(step)} of {printable(key)} is set up for claim {user.shown} with "
-                        f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
-                        f"stopped"
-                    )
-            self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
-            if users.ready:
-                return None
-            to_undo: list[Entry] = []
-            for unfinished in (*users.unfinished, *users.stale, *([own] if own else [])):
-                if not users.unknown and all(unfinished["data"] != other["data"] for other in to_undo):
-                    to_undo.append(unfinished)
-            return to_undo
-
         async with self._locked(key):
             own = _find(record, entry)
             if own and own["ready"]:
@@ -118,6 +99,26 @@ class SharedSteps:
                         "requests, or use separate claims"
                     )
                 return
+
+            def join(records: Records) -> list[Entry] | None:
+                """Adds the entry to the record. Returns the unfinished entries to tear down first; None if the state is set up."""
+                users = self._users(records, record.uid, entry)
+                for user, used in (*users.ready, *users.uncertain):
+                    if used["data"] != entry["data"]:
+                        raise SharedStepError(
+                            f"the shared step {printable(step)} of {printable(key)} is set up for claim {user.shown} with "
+                            f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that "
+                            f"claim's pod has stopped"
+                        )
+                self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
+                if users.ready:
+                    return None
+                to_undo: list[Entry] = []
+                for unfinished in (*users.unfinished, *users.stale, *([own] if own else [])):
+                    if not users.unknown and all(unfinished["data"] != other["data"] for other in to_undo):
+                        to_undo.append(unfinished)
+                return to_undo
+
             to_undo = await self._write(record, entry, join, Mode.SYNC)
             if to_undo is None:
                 return

@@ -7,9 +7,10 @@ the record of the first.
 After a reboot of the node, records stay and keep their devices held. The start rolls back only unfinished claims. A claim that was
 prepared before the reboot is rolled back when the kubelet prepares or unprepares it. It is also rolled back when another claim needs its
 devices, or when it has vanished from the API server.
-A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
-change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds, ``engine.py`` returns the
-recorded response without comparing the allocation. If the API server reports that the claim does not exist, the call fails.
+A repeated prepare returns the recorded response if the claim was prepared in this boot, its record is not ``recovered``, and its
+allocation did not change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds,
+``engine.py`` returns the recorded response without comparing the allocation. If the API server reports that the claim does not exist,
+the call fails.
 
 The table has the decision for each record with the same allocation; ``start`` is the work after a start and between calls. A test
 generates it:
@@ -126,7 +127,7 @@ class Transitions:
             fault: why the claim cannot be prepared for the first time; ignored if it is prepared already.
             supply: the current counters and capacity.
 
-        Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that the claim needs.
+        Raises ``fault``, or :class:`.DeviceHeldError` with the holders of a device, or of the counters and capacity that the claim needs.
         Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices are in use.
         """
         found = self.readable(records.read(wanted.uid))
@@ -260,7 +261,7 @@ class Transitions:
         return self._mark_if(records, uid, self._may_free)
 
     def is_prepared(self, record: Record) -> bool:
-        """Whether a repeated prepare can return the recorded response: prepared in this boot, with its CDI edits known."""
+        """Whether a repeated prepare can return the recorded response: prepared in this boot, and not ``recovered``."""
         return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.recovered
 
     def has_other_owner(self, record: Record) -> bool:

@@ -155,7 +155,7 @@ class HealthDecision:
 
     @property
     def published(self) -> tuple[Sequence[Taint] | None, Sequence[Taint], str]:
-        """What slices show of this state. It is equal for two states whose device has the same published form."""
+        """The taints and the reason in slices. They are equal for two states whose device has the same published form."""
         if self.fault is None:
             return None, self.information, ""
         return [t for t in self.fault.taints if t.effect != INFORMATIONAL], self.information, self.reason

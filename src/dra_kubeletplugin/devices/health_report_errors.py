@@ -40,7 +40,7 @@ class HealthReportErrors:
     def without_invalid_taints(self, reports: Mapping[str, Health]) -> dict[str, Health]:
         """Returns the reports without taints that the API server would reject.
 
-        An unhealthy device without a remaining taint gets the default taint: see :meth:`HealthPolicy.taints_for`.
+        An unhealthy device without a remaining taint gets the default taint: see :meth:`.HealthPolicy.taints_for`.
         """
         faults = {n: fault for n, h in reports.items() if h.taints and (fault := _taint_faults(h))}
         sentences = {

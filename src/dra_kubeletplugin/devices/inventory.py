@@ -116,7 +116,7 @@ class Inventory:
             known = sum(len(s.present) + len(s.gone) for s in self._states.values())
             count = max(known, sum(len(p.devices) for p in result.values()), len(held or ()))
             states = await compute(count, lambda: self._updated_states(result, held))
-            before, after = ([s.described() for s in known.values()] for known in (self._states, states))
+            before, after = ([s.discovered() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before
             published = changed or self.update_pending
             await self._apply(states, self.gates_off, published=published, from_driver=True)
@@ -128,7 +128,7 @@ class Inventory:
         for (name, device), described in (held or {}).items():
             of_pool.setdefault(name, {})[device] = described
         states = {}
-        # A pool in ``result`` that is not in ``fresh`` belongs to the other role. Its publisher keeps the vanished devices of the pool.
+        # A pool in ``result`` that is not in ``fresh`` belongs to the other role, whose process keeps the vanished devices of the pool.
         for name in [*fresh, *(n for n in {**self._states, **of_pool} if n not in result)]:
             before = self._states.get(name) or PoolState(name)
             state = updated_pool(before, fresh.get(name), self.pool, None if held is None else of_pool.get(name, {}))

@@ -114,8 +114,8 @@ class PoolState:
         more = b',"counterSets":' + msgspec.json.encode(sets) if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.encoded or b"null") + more + b"}")
 
-    def described(self) -> tuple[object, ...]:
-        """Returns a value that is equal for two states with the same published form, without health and the API server's rejections."""
+    def discovered(self) -> tuple[object, ...]:
+        """Returns the part of the state that comes from discovery, for a comparison: without health and the API server's rejections."""
         # Lists, because dicts with another order of keys are equal, but the order of devices is published.
         ordered = [list(items.items()) for items in (self.present, self.gone, self.sets, self.unnamed)]
         return self.name, self.nodes, self.per_device, self.options, self.fault, ordered

@@ -117,7 +117,7 @@ class KubeClient:
         return require_identity(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
-        """Replaces the object. Raises :class:`ConflictError` if the object changed since it was read."""
+        """Replaces the object. Raises :class:`.ConflictError` if the object changed since it was read."""
         meta = obj["metadata"]
         path = resource.path(meta.get("namespace", ""), meta["name"], sub)
         return require_identity(await self.call("PUT", path, obj), f"PUT {path}")

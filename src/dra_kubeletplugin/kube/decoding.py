@@ -112,7 +112,7 @@ def decode_page(response: HttpResponse, what: str, *, checked: bool = True) -> P
 def as_json(item: msgspec.Raw) -> JSON:
     """Decodes the whole object.
 
-    Raises :class:`ApiError` if it is not a JSON object: :meth:`KubeClient.page` checks only the metadata of items.
+    Raises :class:`ApiError` if it is not a JSON object: :meth:`.KubeClient.page` checks only the metadata of items.
     """
     try:
         decoded: JSON = from_json(item, dict[str, Any])

@@ -36,7 +36,7 @@ async def read_all(
             must then check the metadata of the objects. Without ``fast``, the client checks it.
         progress: called after each page with the number of objects that have been read.
 
-    Raises :class:`ApiError`, and exceptions of ``take``.
+    Raises :class:`.ApiError`, and exceptions of ``take``.
     """
 
     def request(cont: str) -> asyncio.Task[Page]:

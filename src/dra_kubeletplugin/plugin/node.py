@@ -1,8 +1,8 @@
 """The node plugin: one object that starts and stops all its parts in order.
 
-Start order: the driver, the claim records and their rollbacks, the DRA socket, the registration socket, and then slices in the
-background. The sockets never wait for the API server. They wait at most ``DISCOVERY_TIMEOUT`` for a driver whose ``devices()`` hangs.
-External failures never end a task; if a task ends anyway, that is a bug, and it ends the plugin.
+Start order: the probes, the driver, the claim records and their rollbacks, discovery, the DRA socket, the registration socket, and then
+slices in the background. The sockets never wait for the API server. They wait at most ``DISCOVERY_TIMEOUT`` for a driver whose
+``devices()`` hangs. External failures never end a task; if a task ends anyway, that is a bug, and it ends the plugin.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Plugin:
             self.discovery.set_gates_off,
         )
         self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
-        self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
+        self.rejection_events = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.health_events = HealthEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
@@ -255,7 +255,7 @@ class Plugin:
         """Returns the background tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
             "publisher": self._publish,
-            "notices": self.notices.run,
+            "rejection events": self.rejection_events.run,
             "events": self.events.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,

@@ -82,8 +82,8 @@ async def render_page(request: Request, state: PluginState, inventory: Inventory
     """
     if not is_from_loopback(request):
         return pages.text(_LOCAL_ONLY, 403)
-    if refused := pages.refusal(request, has_data=True):
-        return refused
+    if rejected := pages.rejection(request, has_data=True):
+        return rejected
     rows: Sequence[Row] = ()
     notes = list(state.notes)
     try:

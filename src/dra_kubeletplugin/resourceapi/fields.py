@@ -37,13 +37,13 @@ class FieldRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         type: as in Go: ``bool``, ``[]string``, ``map[string]Counter``, or the name of another type.
-        since: the first release with the field, and of the rows below it; "" if all supported releases have it.
+        since: the first release with the field and with the fields below it; "" if all supported releases have them.
         until: the last release with the field.
         gate: the feature gate without which the API server drops it.
-        off_until: the last release that drops it because of a gate that the local cluster does not have; ``later`` if all do.
+        off_until: the last release whose server drops the field, for a gate that the table does not have; ``later`` if all releases do.
         refuse: why a device must not be published if the server drops the field. Without it, the device is published without the field.
-        harmless: the values of an item with which it may be dropped in spite of ``refuse``.
-        refuse_remote: the same as ``refuse`` for a pool's field, for pools that do not belong to the plugin's node.
+        harmless: the values with which an item of the field may be dropped, although the row has ``refuse``.
+        refuse_remote: as ``refuse``, for a field of a pool; only for pools that do not belong to the plugin's node.
         unevaluated: the feature, if the allocator of the devkit does not evaluate the field.
         required: whether the API requires the field.
         list_type: ``set``, or the key of the items, if the list is not replaced as a whole.

@@ -97,5 +97,5 @@ def test_the_view_is_filtered_and_grouped_by_the_server_and_details_come_on_requ
     (request(method="DELETE"), 405),
 ])  # fmt: skip
 def test_only_read_requests_of_the_server_s_own_page_are_accepted(page_request: Request, status: int) -> None:
-    refusal_response = pages.refusal(page_request, {"node-1"})
+    refusal_response = pages.rejection(page_request, {"node-1"})
     assert (refusal_response.status if refusal_response else 0) == status

@@ -17,8 +17,8 @@ MAX_BODY = 8 * 1024 * 1024
 LIVENESS = "/healthz"
 READINESS = "/readyz"
 GRACE = 0.1  # seconds in which a new client is never closed in favour of another
-_NO_LIMIT = 1 << 62
 SLOW = 1.0  # seconds after which an unfinished request or response is closed before an idle connection
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)

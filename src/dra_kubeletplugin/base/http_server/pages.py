@@ -50,7 +50,7 @@ def encoded(value: object) -> bytes:
     return msgspec.json.encode(value, enc_hook=dict)  # for mappings of other types
 
 
-def refusal(
+def rejection(
     request: Request, names: Collection[str] = (), *, writes: bool = False, has_data: bool = False
 ) -> Response | None:
     """Returns an error response for a request of another web page, for another host name, or with a forbidden method; else None.

@@ -27,7 +27,7 @@ _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a plugin process. Durations are in seconds. Paths are absolute after :func:`load`."""
+    """Settings of a plugin process. Durations are in seconds. Paths are absolute after :func:`.load`."""
 
     process: ClassVar[Audience] = Audience.NODE
     """The process to which these settings apply. Options of other processes keep their defaults."""
@@ -186,7 +186,7 @@ class Settings:
         return [f for f in fields(cls) if cls.process in f.metadata["to"]]
 
     def __post_init__(self) -> None:
-        """Checks settings that are made in Python; :func:`load` has already parsed its values."""
+        """Checks settings that are made in Python; :func:`.load` has already parsed its values."""
         out = [
             f"{f.name} is {value!r}, not a number of seconds"
             for f in fields(self)

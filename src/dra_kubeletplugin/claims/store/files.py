@@ -112,7 +112,7 @@ class RecordFiles:
 
 
 def is_record_file(name: str) -> bool:
-    """Whether the name is that of a claim's file or of the metadata. Other files in the folder are ignored."""
+    """Whether the name is that of a claim's file or of the node file. Other files in the folder are ignored."""
     return name == NODE_FILE or (name.endswith(SUFFIX) and is_uid(uid_of(name)))
 
 

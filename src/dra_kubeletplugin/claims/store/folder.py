@@ -46,7 +46,7 @@ from .records import NODE_FILE, RECOVER, Records, Stored, file_name, meta_of, st
 
 log = logging.getLogger(__name__)
 _DRIVER = "driver"  # meta key: the name of the driver that wrote the records
-_ID = "id"  # meta key: another one shows that the files were removed, and that another instance has written the metadata again
+_ID = "id"  # meta key: another value shows that the files were removed, and that another instance has written the node file again
 _STATES: list[str] = list(State)  # in the order in which a claim has them
 
 
@@ -86,7 +86,7 @@ class ClaimFolder:
     def locked(self, wait: float) -> Iterator[Records]:
         """Takes the lock and yields the records with all changes of other instances.
 
-        Raises ``OSError`` or :class:`RecordsError`; the error is a :class:`RecordsBusyError` after ``wait`` seconds without the lock.
+        Raises ``OSError`` or :class:`.RecordsError`; the error is a :class:`.RecordsBusyError` after ``wait`` seconds without the lock.
         """
         acquire(self._lock, wait)
         try:
@@ -116,10 +116,10 @@ class ClaimFolder:
         files = self.records.changed_files()
         if not files:
             return
-        # A file that has no synced version, and the metadata, which no note repeats, must survive a power failure.
+        # A file that has no synced version, and the node file, which has no copy, must survive a power failure.
         sync = sync or any(data and (name == NODE_FILE or name not in self._seen) for name, data in files.items())
         self._modified = 0
-        # The metadata come first while they ask for recover(), and last when they no longer do: the process may die in between.
+        # The node file comes first while recover() is due, and last when it no longer is: the process may die in between.
         is_due = self.records.has_meta(RECOVER)
         order = sorted(files, key=lambda name: (name == NODE_FILE) is not is_due)
         written = self._files.replace(files, order, sync=sync)
@@ -139,7 +139,7 @@ class ClaimFolder:
             self._read_changes()
 
     def probe(self, size: int) -> None:
-        """Writes and syncs a file of ``size`` bytes, and removes it. Raises ``OSError`` or :class:`RecordsError`."""
+        """Writes and syncs a file of ``size`` bytes, and removes it. Raises ``OSError`` or :class:`.RecordsError`."""
         with self.locked(self.wait):
             self._files.remove_temporary(self._files.write_temporary({"_probe": bytes(size)}, sync=True))
 
@@ -176,7 +176,7 @@ class ClaimFolder:
         return True
 
     def _open(self) -> None:
-        """Reads the folder for the first time, or after it or its metadata were lost. Adds the claims that it lacks."""
+        """Reads the folder for the first time, or after it or its node file was lost. Adds the claims that it lacks."""
         former, self._fd = self._fd, os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         known_meta = self.records.get_meta("")
         try:
@@ -239,7 +239,7 @@ class ClaimFolder:
                 for name in gone:
                     self._restore_or_end(name)
         if is_lost:
-            self._open()  # whatever removed the metadata may have removed more
+            self._open()  # whatever removed the node file may have removed more
 
     @contextlib.contextmanager
     def _repairing(self) -> Iterator[None]:
@@ -260,7 +260,7 @@ class ClaimFolder:
         self._news.clear()
 
     def _read_meta(self) -> Mapping[str, str] | None:
-        """Reads the metadata; None if they are lost or damaged."""
+        """Reads the meta keys; None if the node file is lost or damaged."""
         return meta_of(read_content(self.path / NODE_FILE) or b"")
 
     def _read_files(self, changed: Mapping[str, Seen], *, is_opened: bool) -> None:
@@ -297,10 +297,10 @@ class ClaimFolder:
             self._seen.pop(name, None)
 
     def _add_lost(self, gone: Collection[str], names: Iterable[str], *, every_boot: bool) -> list[str]:
-        """Adds the claims that an opened folder lacks or has in an older version. Returns the UIDs of those that it lacks.
+        """Adds the claims that an opened folder lacks, or has in an older version. Returns the UIDs of the claims that were lost.
 
-        They are in memory and have not ended since, or have a note of this boot (of any boot with ``every_boot``), or have only the
-        second name of their file.
+        A claim comes from memory, if it has not ended since; from its note of this boot, or of any boot with ``every_boot``; or from the
+        second name of its file. If the folder has the claim and lacks only its last write, the claim was not lost.
         """
         lost = []
         for uid, known in [(uid, known) for uid, known in self.records.stored().items() if file_name(uid) in gone]:

@@ -33,7 +33,7 @@ from ..record import (
 
 RECOVER = "recover"  # meta key: recover() of the driver has still to be called
 SUFFIX = ".json"
-NODE_FILE = "_node.json"  # the metadata; no UID has an underscore
+NODE_FILE = "_node.json"  # the node file, with the meta keys; no UID has an underscore
 
 
 class _NodeFile(msgspec.Struct):
@@ -66,7 +66,7 @@ def stored_of(data: bytes, name: str) -> Stored:
 
 
 def meta_of(data: bytes) -> Mapping[str, str] | None:
-    """Returns the metadata in a file; None if it is damaged."""
+    """Returns the meta keys in a node file; None if it is damaged."""
     try:
         return msgspec.json.decode(checked_text(data.removesuffix(b"\n")) or b"", type=_NodeFile).meta
     except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ class Records:
     # --- files ----------------------------------------------------------------------------------
 
     def load_meta(self, meta: Mapping[str, str]) -> None:
-        """Takes the metadata from their file."""
+        """Takes the meta keys from the node file."""
         self._meta = dict(meta)
 
     def load(self, stored: Stored) -> None:
@@ -147,7 +147,7 @@ class Records:
         return self._claims
 
     def conflicts(self, rank: Callable[[Stored], Any]) -> list[tuple[str, str]]:
-        """Returns each claim that holds a device of a claim with a lower rank, with that claim."""
+        """Returns pairs of claims that hold one device: the claim with the higher rank, and the claim that keeps the device."""
         kept, found = set[str](), []
         uids = set[str]()
         for holds in self._holds.values():
@@ -277,10 +277,10 @@ class Records:
         if uid in self._claims:
             self._change(self._set_claim, self._claims, uid, None)
 
-    # --- metadata -------------------------------------------------------------------------------
+    # --- meta keys ------------------------------------------------------------------------------
 
     def get_meta(self, prefix: str) -> dict[str, str]:
-        """Returns the metadata of the records for a key prefix, by the rest of the key."""
+        """Returns the values of the meta keys with a prefix, by the rest of the key."""
         return {key[len(prefix) :]: value for key, value in self._meta.items() if key.startswith(prefix)}
 
     def has_meta(self, key: str) -> bool:
@@ -301,5 +301,5 @@ def uid_of(name: str) -> str:
 
 
 def file_name(uid: str) -> str:
-    """Returns the name of a claim's file. Its UID may be part of a file name, see :func:`is_uid`."""
+    """Returns the name of a claim's file. Its UID may be part of a file name, see :func:`.is_uid`."""
     return uid + SUFFIX

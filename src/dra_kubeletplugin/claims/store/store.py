@@ -141,7 +141,7 @@ class RecordStore:
         return [r for r in await self.everything() if isinstance(r, Record)]
 
     async def held(self) -> Held:
-        """Returns each device that some claim has, see :meth:`Inventory.update`."""
+        """Returns each device that some claim has, see :meth:`.Inventory.update`."""
         return await self.do(Records.held_devices, Mode.READ)
 
     async def prepared(self) -> int:

@@ -49,7 +49,7 @@ class NodeScope:
         return ""
 
     async def metadata(self, client: KubeClient) -> JSON:
-        """Returns the metadata that all slices get, without a name. Raises :class:`ApiError`."""
+        """Returns the metadata that all slices get, without a name. Raises :class:`.ApiError`."""
         node = await client.get(NODES, self.node)
         uid = node["metadata"]["uid"]
         owner = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": uid, "controller": True}

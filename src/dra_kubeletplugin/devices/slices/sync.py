@@ -61,7 +61,7 @@ class Sync:
 
 
 class Syncer:
-    """Plans and sends the writes. :class:`Publisher` decides when."""
+    """Plans and sends the writes. :class:`.Publisher` decides when."""
 
     def __init__(
         self,

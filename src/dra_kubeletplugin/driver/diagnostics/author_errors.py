@@ -122,7 +122,7 @@ def reading_result(method: Callable[..., Any]) -> Iterator[None]:
 def author_code(
     what: str, kind: type[DraError], *passed: type[Exception], hint: Callable[[BaseException], str] = lambda e: ""
 ) -> Iterator[None]:
-    """Converts exceptions of an author's code that the framework calls outside of :class:`Calls`, also ``SystemExit``.
+    """Converts exceptions of an author's code that the framework calls outside of :class:`.Calls`, also ``SystemExit``.
 
     The block must not await. ``DraError`` and ``KeyboardInterrupt`` pass.
 

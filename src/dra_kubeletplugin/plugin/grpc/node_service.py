@@ -95,6 +95,7 @@ class NodeService:
             try:
                 outcomes = await _outcomes(method, handle, refs)
                 for uid, outcome in outcomes.items():  # each claim once, also if the call names it twice
+                    # After a failed prepare, the kubelet writes this text into an Event of the pod.
                     out.claims[uid].error = outcome.event() if isinstance(outcome, DraError) else ""
                     if not isinstance(outcome, DraError):
                         add(uid, outcome)

@@ -1,7 +1,7 @@
 """Validates ResourceSlices (v1, as of 1.34 to 1.37).
 
 The plugin validates devices with the same rules before it sends them, so that a test finds errors before a cluster
-does. Functions take objects from :mod:`.schemas.decoding` and return every error. Gated fields are validated as if their
+does. Functions take objects from :mod:`dra_devkit.schemas.decoding` and return every error. Gated fields are validated as if their
 gate were on, because a server without the gate drops them before validation. :class:`Dialect` has the other
 differences between releases.
 """

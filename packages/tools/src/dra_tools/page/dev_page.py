@@ -69,7 +69,7 @@ class DevPage:
         return f"{self._url}/#key={key}"
 
     async def _handle(self, request: Request) -> Response:
-        if refused := pages.refusal(request, writes=request.path == "/session"):
+        if refused := pages.rejection(request, writes=request.path == "/session"):
             return refused
         match request.path:
             case "/":
