@@ -161,7 +161,7 @@ sbom: ## print the contents of that image as CycloneDX
 site: ## build the documentation site into site/; a broken link or reference is an error
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build $(ARGS)
 
 clean:
 	rm -rf site .venv-docs .venv-release .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis

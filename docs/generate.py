@@ -6,6 +6,7 @@ The package itself generates the pages of commands and metrics.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def files() -> dict[str, str]:
         "docs/commands.md": command_reference.page(),
         "docs/conformance-checks.md": reference_pages.conformance_page(),
         "docs/hosts.md": hosts(),
-        "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
+        "docs/api.md": filled("docs/api.md", names=names()),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
         "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
         "docs/security.md": filled("docs/security.md", permissions=permissions()),
@@ -94,37 +95,43 @@ _MODULES = {
     },
 }
 """Every public name once. `make docs` fails if these are not exactly the names of ``__all__``."""
+_INTRODUCTIONS = {
+    "dra_kubeletplugin": "For drivers.",
+    "dra_devkit.testing": "For tests of drivers: see [testing a driver](testing.md).",
+    "dra_tools": "For bots and dashboards: see [operators' questions](operators.md#from-a-program).",
+    "dra_kubeletplugin.metadata": "For programs in containers: reads the files that describe their devices (KEP-5304). Needs no gRPC.",
+}
 
 
 def names() -> str:
+    """Returns the list of names from which docs/site_hooks.py makes a page for each name."""
+
     def rows() -> Iterator[str]:
         for module, groups in _MODULES.items():
+            loaded = importlib.import_module(module)
             listed = [name for group in groups.values() for name in group.split(", ")]
-            public = [name for name in importlib.import_module(module).__all__ if name != "__version__"]
+            public = [name for name in loaded.__all__ if name != "__version__"]
             assert sorted(listed) == sorted(public), (
                 f"{module}: {set(listed) ^ set(public) or 'a name is listed twice'}"
             )
-            yield f"From `{module}`:\n"
+            yield f"## {module}\n"
+            yield f"{_INTRODUCTIONS[module]}\n"
             for group, text in groups.items():
-                # mkdocstrings resolves the links; `make site` fails if the page has no such name.
-                yield f"- {group}: {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))}"
-            yield ""
+                yield f"### {group[0].upper()}{group[1:]}\n"
+                # mkdocstrings resolves the links; `make site` fails if there is no such name.
+                yield from (f"- [`{n}`][{module}.{n}]{purpose(getattr(loaded, n))}" for n in text.split(", "))
+                yield ""
 
     return "\n".join(rows())
 
 
-def members(module: str) -> str:
-    """Returns the block that mkdocstrings replaces with the documentation of a module's names, in the order of the list."""
-    listed = ", ".join(_MODULES[module].values())
-    return f"""\
-::: {module}
-    options:
-      show_root_heading: false
-      show_if_no_docstring: true
-      inherited_members: false
-      filters: ["!^_"]
-      members: [{listed}]
-"""
+def purpose(value: object) -> str:
+    """Returns the first sentence of the docstring of a class or function."""
+    if not (inspect.isclass(value) or inspect.isroutine(value)) or not value.__doc__:
+        return ""
+    first = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", first).replace("``", "`")
+    return ": " + re.split(r"(?<=\.)\s+(?=[A-Z])", text)[0].rstrip(".")
 
 
 # --- deploy/ ----------------------------------------------------------------------------------------

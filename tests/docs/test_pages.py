@@ -77,9 +77,10 @@ def test_every_command_has_the_arguments_that_its_parser_accepts(page: Path) -> 
 
 
 def pages_of(menu: Iterable[Any]) -> Iterator[str]:
-    """Yields the pages of a menu: its entries are pages, or sections with a title and entries."""
+    """Yields the pages of a menu: its entries are pages, with or without a title, or sections."""
     for entry in menu:
-        yield from [entry] if isinstance(entry, str) else pages_of(next(iter(entry.values())))
+        below = entry if isinstance(entry, str) else next(iter(entry.values()))
+        yield from [below] if isinstance(below, str) else pages_of(below)
 
 
 def test_every_page_is_in_the_menu_once() -> None:

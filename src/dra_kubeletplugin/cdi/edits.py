@@ -179,7 +179,7 @@ class ContainerEdits:
 
     def host_paths(self) -> Iterator[str]:
         """Yields the paths that must exist on the host before a container can start: device nodes without numbers,
-        sources of bind mounts, programs of hooks.
+        sources of bind mounts, programs of hooks. For the framework.
         """
         yield from self._host_paths
 

@@ -141,7 +141,7 @@ class Driver:
         look_again: Callable[[], None] = _do_nothing,
         update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
     ) -> None:
-        """Connects the driver to this process. The framework calls it once, after ``__init__`` and before any other method.
+        """Connects the driver to this process, once, after ``__init__`` and before any other method. For the framework.
 
         Args:
             host: the machine.

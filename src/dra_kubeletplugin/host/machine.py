@@ -53,7 +53,7 @@ class Host:
 
     @classmethod
     def of(cls, settings: Settings) -> Host:
-        """Returns the host that a process works on."""
+        """Returns the host that a process works on. For the framework."""
         return cls(settings.sysfs_root, settings.dev_root, settings.proc_root, lists=settings.list_attributes)
 
     @property
@@ -187,7 +187,7 @@ class Host:
             raise OSError(e.errno, why, str(target)) from None
 
     def check(self) -> None:
-        """Raises :class:`SettingsError` if the path is not a sysfs."""
+        """Raises :class:`SettingsError` if the path is not a sysfs. For the framework."""
         if not (self.sysfs / "devices").is_dir() and not (self.sysfs / "bus").is_dir():
             raise SettingsError(
                 f"--sysfs-root (SYSFS_ROOT) {self.sysfs} has neither devices/ nor bus/: it is not a sysfs"

@@ -127,7 +127,7 @@ class Nodes:
 
     @classmethod
     def read(cls, raw: ReadOnlyJSON) -> Nodes | None:
-        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if no nodes are set."""
+        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if no nodes are set. For the framework."""
         if raw.get("nodeName"):
             return cls.named(raw["nodeName"])
         if selector := raw.get("nodeSelector"):
@@ -139,7 +139,7 @@ class Nodes:
         return cls.all() if raw.get("allNodes") else None
 
     def of_slice(self, this: str) -> ReadOnlyJSON:
-        """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node. Raises :class:`InvalidObjectError`."""
+        """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node. For the framework."""
         if self.fault:
             raise InvalidObjectError(self.fault)
         match self.where:
@@ -151,7 +151,7 @@ class Nodes:
                 return {"nodeSelector": json.loads(self.selector_json)}
 
     def of_device(self) -> ReadOnlyJSON:
-        """Returns the fields of a device in a slice with ``perDeviceNodeSelection``."""
+        """Returns the fields of a device in a slice with ``perDeviceNodeSelection``. For the framework."""
         if self.node:
             return {"nodeName": self.node}
         return {} if self.where is Where.THIS else self.of_slice("")

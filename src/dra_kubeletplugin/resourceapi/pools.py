@@ -42,7 +42,7 @@ class Pool:
     skip_node_operations: Sequence[str] = ()
 
     def options(self) -> dict[str, Any]:
-        """Returns the fields of a slice that apply to all its devices, in the form of resource.k8s.io/v1."""
+        """Returns the fields of a slice that apply to all its devices, in the form of resource.k8s.io/v1. For the framework."""
         skipped = self.skip_node_operations
         out: dict[str, Any] = {"partitionTypeAttribute": self.partition_type} if self.partition_type else {}
         return out | (

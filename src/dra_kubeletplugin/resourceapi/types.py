@@ -129,7 +129,10 @@ class Device:
         return built
 
     def converted(self) -> tuple[dict[str, Any], list[str]]:
-        """Returns the device as in :meth:`json` without the values that have no such form, and a sentence about each of these."""
+        """Returns the device as in :meth:`json` without the values that have no such form, and a sentence about each of these.
+
+        For the framework.
+        """
         fields = FieldConversion()
         out: dict[str, Any] = {"name": fields.text(self.name)}
         mappings = {
@@ -166,7 +169,7 @@ class Device:
         ]
 
     def broken_rules(self, built: Mapping[str, Any]) -> list[str]:
-        """Returns why the API server would reject ``built``, the first result of :meth:`converted`."""
+        """Returns why the API server would reject ``built``, the first result of :meth:`converted`. For the framework."""
         return device_faults(built)
 
 
@@ -246,7 +249,7 @@ class CounterSet:
         return built
 
     def converted(self) -> tuple[dict[str, Any], list[str]]:
-        """Returns the same as :meth:`Device.converted`."""
+        """Returns the same as :meth:`Device.converted`. For the framework."""
         fields = FieldConversion()
         counters = fields.mapping("counters", self.counters, capacity_json, ZERO)
         return {"name": fields.text(self.name), "counters": counters}, fields.faults

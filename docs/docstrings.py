@@ -1,7 +1,8 @@
 """Extensions of griffe, which reads the docstrings for the site.
 
-Markdown does not know the notation :class:`Name`, so it becomes code. A method of a fixture such as ``run_pod =
-both(DriverNode.run_pod)`` gets the parameters and the docstring of the original method.
+Markdown does not know the notation :class:`Name`, so it becomes code. A method whose docstring contains "For the framework." is left
+out, because authors do not call it. A method of a fixture such as ``run_pod = both(DriverNode.run_pod)`` gets the parameters and the
+docstring of the original method.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import griffe
 
+INTERNAL = "For the framework."
 _ROLE = re.compile(r":(?:class|meth|func|mod|data|attr):`~?([^`]+)`")
 _BOTH = re.compile(r"both\((\w+)\.(\w+)\)")
 _DOUBLE = re.compile(r"``([^`]+)``")
@@ -26,6 +28,13 @@ class Roles(griffe.Extension):
     def _convert(self, obj: griffe.Object) -> None:
         if obj.docstring:
             obj.docstring.value = _DOUBLE.sub(r"`\1`", _ROLE.sub(r"`\1`", obj.docstring.value))
+
+
+class Internals(griffe.Extension):
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        for name, member in list(cls.members.items()):
+            if not member.is_alias and member.docstring and INTERNAL in member.docstring.value:
+                cls.del_member(name)
 
 
 class Fixtures(griffe.Extension):
