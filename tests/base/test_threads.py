@@ -40,6 +40,18 @@ async def test_work_beyond_the_thread_limit_waits_and_can_be_cancelled() -> None
     assert ran == ["third"]
 
 
+async def test_a_job_runs_once_the_machine_has_threads_again() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    size = threading.stack_size(1 << 46)  # bytes that no machine has, so that no thread starts
+    try:
+        job = asyncio.ensure_future(asyncio.to_thread(sorted, [2, 1]))
+        await asyncio.sleep(0)
+    finally:
+        threading.stack_size(size)
+    async with asyncio.timeout(60):
+        assert await job == [1, 2]
+
+
 async def test_a_burst_of_work_leaves_no_thread() -> None:
     existing = set(blocking_threads())
     asyncio.get_running_loop().set_default_executor(LoopExecutor(idle_seconds=0.05))

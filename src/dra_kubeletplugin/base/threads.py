@@ -6,6 +6,7 @@ Threads start on demand, end when idle and never delay the process's exit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import threading
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]  # must not raise
+_START_AGAIN = 1.0  # seconds until a thread is started again, after the machine had none left
 
 
 class Threads:
@@ -45,16 +47,24 @@ class Threads:
             if self._idle:
                 self._idle.pop().set()
                 return
-            if self._alive >= self.limit:
+        self._start()
+
+    def _start(self) -> None:
+        """Starts a thread if a job waits and the limit allows it."""
+        with self._lock:
+            if not self._jobs or self._alive >= self.limit:
                 return
             self._alive += 1
         # Daemon threads, because the interpreter would wait forever at exit for a library that hangs.
         thread = threading.Thread(target=self._work, name=self.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no thread left; another thread of this pool runs the job later
+        except RuntimeError:  # the machine has no thread left
             with self._lock:
                 self._alive -= 1
+            # This pool may have no thread that would run the job later.
+            with contextlib.suppress(RuntimeError):  # no event loop runs here: the caller withdraws the job
+                asyncio.get_running_loop().call_later(_START_AGAIN, self._start)
 
     def withdraw(self, job: Job) -> bool:
         """Removes a job from the queue. Returns False if it has begun."""
