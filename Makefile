@@ -77,13 +77,14 @@ pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube -
 mutants: $(STAMP) ## change the code of claims in 100 places: tests must detect nine in ten changes
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
-lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, structure, module sizes and language
+lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, structure, references, module sizes and language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tests.tools.module_sizes
 	@$(BIN)/python -m tests.tools.structure
+	@$(BIN)/python -m tests.tools.references
 	@$(BIN)/python -m tests.tools.language
 
 soak: $(STAMP) ## kill the plugin 1,000 times while its environment fails, then check memory and descriptors over 10,000 cycles

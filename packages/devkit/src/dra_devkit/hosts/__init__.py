@@ -7,5 +7,6 @@ Read the modules in the order of the work:
 3. ``described.py`` finds the file, and builds the tree: first the folders, drivers and NUMA nodes, then each function.
 4. ``kernel.py`` plugs a function in and binds its driver. Later, it imitates the kernel's effects of writes to the tree.
 5. ``tree.py`` writes each file, link and device node.
-6. ``uevents.py`` is the file of events, and ``marker.py`` the file that distinguishes the tree from a real sysfs.
+6. Of the framework's `host/`, ``described_events.py`` is the file of events, and ``described_host.py`` names the file that distinguishes
+   the tree from a real sysfs.
 """
