@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base.age import duration
+from ..base.local_clusters import kubelet_options, running, state_root
 from ..base.settings import Settings, load
 from ..base.terminal import indented
 from ..cdi import ClaimSpecs
@@ -54,8 +55,10 @@ def _folders(settings: Settings) -> list[tuple[str, Path]]:
     paths = [(n, folder / n / "claims") for n in names]
     found = [(n, path) for n, path in paths if path.exists()]
     if not found:
+        local = running(state_root()) if settings.kubelet_root == Settings.kubelet_root else []
         raise SettingsError(
-            f"there are no claim records below {folder}: check --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
+            f"there are no claim records below {folder}: check --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)",
+            *(f"`dra dev` runs in {state}: add {' or '.join(kubelet_options(state))}" for state in local),
         )
     return found
 

@@ -14,10 +14,10 @@ import grpc.aio
 
 from dra_devkit.hosts import described
 from dra_devkit.localcluster.child_reaper import Guard
-from dra_devkit.localcluster.cluster import state_root
 from dra_devkit.localcluster.dev.hosts import NodeHost
 from dra_devkit.scheduling.allocator.pools import Candidate
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.local_clusters import state_root
 
 from . import allocation
 from ._grpc_log import inherited

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import os
 import socket
+import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,6 +186,26 @@ def test_doctor_beside_dra_dev_checks_its_node_and_not_this_machine(
         main(["doctor", "-o", "json", "--kubeconfig", dev.kubeconfig, "--kubelet-root", str(root / "var/lib/kubelet")])
         topics = {f["topic"] for f in json.loads(capsys.readouterr().out)["findings"]}
         assert "kubelet" not in topics and "slices" in topics
+
+
+@pytest.mark.skipif(Path("/var/lib/kubelet/plugins").exists(), reason="this machine has a kubelet")
+def test_commands_without_options_name_a_running_dra_dev_and_the_options_for_it(tmp_path: Path) -> None:
+    unset = ("KUBECONFIG", "KUBELET_ROOT", "CDI_ROOT", "KUBERNETES_SERVICE_HOST")
+    env = {k: v for k, v in os.environ.items() if k not in unset} | {"HOME": str(tmp_path)}
+
+    def dra(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
+        return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+    with run_dev(tmp_path, GPU) as dev:
+        found = dra("claims")
+        assert found.returncode == 2
+        (hint,) = [line for line in found.stderr.splitlines() if f"`dra dev` runs in {dev.state}: add " in line]
+        options = hint.partition(": add ")[2].split()[:4]
+        assert dra("claims", *options).stdout.startswith("DRIVER")
+        assert f"`dra dev` runs in {dev.state}: set KUBECONFIG={dev.kubeconfig}" in dra("doctor").stdout
+        other = dra("doctor", "--no-host").stdout
+        assert "`dra dev` runs" not in other, "the question is about a cluster and not about this machine"
 
 
 def test_doctor_does_not_call_a_kubelet_with_another_root_the_kubelet_of_the_checked_folders(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from dra_kubeletplugin.base.local_clusters import running, state_root
 from dra_kubeletplugin.base.terminal import indented
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.output import put
 from dra_kubeletplugin.errors import SettingsError, printable
 
-from ..localcluster.cluster import state_root
 from ..localcluster.dev import control
 from ..localcluster.dev.verbs import AnyVerb
 
@@ -64,7 +64,7 @@ def state_folder(given: str | None) -> Path:
     for config in configs.split(os.pathsep):
         if config and (Path(config).parent / control.NAME).is_socket():
             return Path(config).parent
-    found = control.running(state_root())
+    found = running(state_root())
     if configs and found:
         listed = " or ".join(f"--state-dir {folder}" for folder in found)
         raise SettingsError(

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.local_clusters import state_root
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from dra_kubeletplugin.kube.credentials import Token
@@ -375,11 +376,6 @@ class LocalCluster:
             yield
         finally:
             self.api.injected_faults.down = False
-
-
-def state_root() -> Path:
-    """Returns the parent directory of the temporary state directories ``dra-*``: not TMPDIR, because socket paths must be short."""
-    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
 
 
 def _remove(folder: Path, owner: int) -> None:

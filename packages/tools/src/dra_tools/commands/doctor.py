@@ -15,6 +15,7 @@ from dra_devkit.commands.inspect import look, without_log
 from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style
 from dra_devkit.localcluster.dev import control
+from dra_kubeletplugin.base.local_clusters import running, state_root
 from dra_kubeletplugin.base.settings import Settings, load
 from dra_kubeletplugin.base.terminal import indented
 from dra_kubeletplugin.base.text import counted
@@ -110,7 +111,7 @@ def _examination(args: argparse.Namespace) -> Examination:
     )
     devices, driver_findings = _devices(args.drivers, settings)
     return Examination(
-        api=_api(settings),
+        api=_api(settings, about_machine=args.host is not False),
         permissions=_PERMISSIONS[wanted],
         host=host,
         host_root=args.host_root or file_system_root(),
@@ -131,11 +132,14 @@ def _is_local(folder: Path) -> bool:
     return (folder / control.NAME).is_socket()
 
 
-def _api(settings: Settings) -> ApiConfig | str:
+def _api(settings: Settings, *, about_machine: bool) -> ApiConfig | str:
+    """Returns the API server, or why there is none; ``about_machine``: and which clusters of `dra dev` run on this machine."""
     try:
         return load_config(settings.kubeconfig, service_account=settings.service_account)
     except DraError as e:
-        return e.message
+        found = running(state_root()) if about_machine and not settings.kubeconfig else []
+        local = (f"; `dra dev` runs in {state}: set KUBECONFIG={state}/kubeconfig" for state in found)
+        return e.message + "".join(local)
 
 
 def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[Finding]]:

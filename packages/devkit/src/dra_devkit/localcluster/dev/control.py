@@ -6,7 +6,6 @@ A client sends one request and receives one response, both in JSON.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import struct
@@ -16,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from dra_devkit.localcluster.listeners import stop_listening
+from dra_kubeletplugin.base.local_clusters import CONTROL_SOCKET
 
 from .verbs import AnyVerb, VerbResult
 
-NAME = "control.sock"
+NAME = CONTROL_SOCKET
 _HIDDEN = (
     "control.bind"  # the first name of the socket; not longer than NAME, because the length of a socket path is limited
 )
@@ -120,14 +120,3 @@ def ask(folder: Path, verb: AnyVerb) -> VerbResult:
     if response.error:
         raise ControlError(response.error)
     return response
-
-
-def running(root: Path) -> list[Path]:
-    """Returns this user's temporary state directories below ``root`` in which a ``dra dev`` is running."""
-    found = []
-    for path in sorted(root.glob(f"dra-*/{NAME}")):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            if path.stat().st_uid == os.getuid():
-                connection.connect(str(path))
-                found.append(path.parent)
-    return found
