@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Driver
+from dra_kubeletplugin import Config, Driver
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.errors import DriverError
 
@@ -40,3 +41,12 @@ def test_a_method_of_a_claim_with_an_everyday_name_is_the_authors_own(name: str)
 def test_a_misspelt_method_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
     with pytest.raises(DriverError, match=rf"{name}\(\) is never called, did you mean `{meant}`"):
         check(type("Misspelt", (PlainDriver,), {name: lambda self: None}))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(None, "NoneType"), (functools.cache(len), "_lru_cache_wrapper"), (property(len), "property")]
+)
+def test_a_check_of_parameters_that_is_no_method_is_refused(value: object, kind: str) -> None:
+    config = type("Params", (Config,), {"check": value})
+    with pytest.raises(DriverError, match=rf"Params.check is {kind}, not a method: define it with `def`"):
+        check(type("Wrong", (PlainDriver,), {"config": config}))

@@ -160,7 +160,10 @@ def _check_method(cls: type[Driver], name: str) -> None:
 
 def _check_arguments(function: Callable[..., Any], given: Sequence[str], own: str, name: str) -> None:
     """Checks that a function accepts the arguments ``given``. For a decorated function, it checks the wrapper."""
-    signature = inspect.signature(function, follow_wrapped=False)
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # None, a property, or the result of functools.cache
+        raise DriverError(f"{own} is {type(function).__name__}, not a method: define it with `def`") from None
     try:
         signature.bind(*given)
     except TypeError as e:
