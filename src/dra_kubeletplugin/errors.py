@@ -421,7 +421,10 @@ class SharedStepError(ClaimError):
 
     code = "DRA-E132"
     reason = "SHARED_STEP"
-    help = "The claim is prepared when the pods of the named claim have stopped. The kubelet retries."
+    help = (
+        "The claim is prepared when the pods of the named claim have stopped. The kubelet retries. "
+        "For another card, delete the waiting pod."
+    )
 
 
 class MetadataError(DraError):

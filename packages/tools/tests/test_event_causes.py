@@ -209,3 +209,18 @@ def test_the_table_of_an_overview_has_the_time_of_a_report() -> None:
     )
     assert found.waiting[0].reported == time
     assert any("reported 40m ago" in line for line in table(found, Style(coloured=False), 200))
+
+
+SHARED_STEP = (
+    "SHARED_STEP: the shared step mode of gpu-0 is set up for claim default/old (UID 8a1b0000-0000-4000-8000-000000000001) with "
+    "{'mode': 'a'}, and this claim needs {'mode': 'b'}: it waits until that claim's pod has stopped [DRA-E132]"
+)
+
+
+def test_explain_proposes_to_delete_pods_only_while_the_claim_that_uses_the_card_exists(show: Any) -> None:
+    """When that claim is gone, the kubelet's next retry succeeds."""
+    message = PREFIXES[0] + SHARED_STEP
+    assert "or delete them; no other free card would do" in show("explain p", placed_pod(), OLD, event(message, ago()))
+    found = show("explain p", placed_pod(), event(message, ago()))
+    assert "perhaps outdated, because claim default/old" in found
+    assert "delete" not in found

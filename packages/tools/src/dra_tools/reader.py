@@ -36,7 +36,7 @@ from .waiting_pods import is_reported_in_events, waiting_pods
 
 _MAX_EVENTS_OF = 50  # maximum number of pods whose events are read
 Progress = Callable[[str, int], None]
-SelectorSource = Callable[[Snapshot], Iterable[Mapping[str, Any]]]
+SelectorSource = Callable[[Snapshot], Iterable[Mapping[str, Any]] | None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES, TAINT_RULES, POD_GROUPS)
 OPTIONAL = {TAINT_RULES: API_VERSIONS, POD_GROUPS: POD_GROUP_VERSIONS}
 """The kinds that not every server serves, each with the versions that are known, preferred first."""
@@ -105,8 +105,8 @@ async def take(
         namespace: read this namespace only if a list of all namespaces is refused.
         progress: called with the plural name of a resource and the number of objects read.
         find_selectors: a function that gets a snapshot without slices, and returns the claims, templates and classes to consider.
-            Only device attributes that their selectors and constraints name are read. None reads all attributes, which needs four
-            times the memory.
+            Only device attributes that their selectors and constraints name are read. If it is None or returns None, all attributes
+            are read, which needs four times the memory.
 
     Raises:
         QuestionError: the cluster has no DRA.
@@ -120,9 +120,8 @@ async def take(
         await asyncio.gather(*(reader.read(r) for r in kinds if r is not SLICES))
         without_slices = Snapshot.by_plural(reader.found, reader.gaps.values(), live=True)
         # If selectors cannot be read, any attribute may matter.
-        attributes = (
-            None if reader.gaps.keys() & _KINDS_WITH_SELECTORS else selected_attributes(find_selectors(without_slices))
-        )
+        found = None if reader.gaps.keys() & _KINDS_WITH_SELECTORS else find_selectors(without_slices)
+        attributes = None if found is None else selected_attributes(found)
         if SLICES in kinds:
             await reader.read(SLICES, attributes)
     return Snapshot.by_plural(reader.found, reader.gaps.values(), live=True, version=await server_version(client))

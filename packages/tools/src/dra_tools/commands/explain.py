@@ -109,7 +109,13 @@ def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot,
                 return await with_events(client, snapshot, namespace, str(meta["uid"]))
         return snapshot
 
-    def find_selectors(snapshot: Snapshot) -> Iterable[ReadOnlyJSON]:
-        return objects_of(snapshot, *parse(args.what), namespace) if args.what else objects_with_selectors(snapshot)
+    def find_selectors(snapshot: Snapshot) -> Iterable[ReadOnlyJSON] | None:
+        if not args.what:
+            return objects_with_selectors(snapshot)
+        kind, name = parse(args.what)
+        named = (p for p in snapshot.pods if (p["metadata"]["namespace"], p["metadata"]["name"]) == (namespace, name))
+        if kind == "pod" and any(p["spec"].get("nodeName") for p in named):
+            return None  # any attribute can identify the card whose state keeps the pod waiting (other_cards.py)
+        return objects_of(snapshot, kind, name, namespace)
 
     return read_cluster(config, namespace, progress, then=read_events, find_selectors=find_selectors), namespace

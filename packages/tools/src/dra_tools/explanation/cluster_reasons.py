@@ -49,7 +49,7 @@ def _of_pod(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
             text = f"the pod was placed on {pod.node}, which does not exist: it is not known whether the pod runs"
             change = "Kubernetes deletes the pod soon after its node; its owner creates another pod"
             yield Reason(ReasonKind.NODE_MISSING, text, change)
-        for claim in _claims(view, pod):
+        for claim in claims_of(view, pod):
             if not is_allocated(claim):
                 text = (
                     f"the pod was created with nodeName {pod.node}, so no scheduler looks at it, "
@@ -84,7 +84,7 @@ def _claims_made(pod: PodInfo) -> set[str]:
 
 def _deletion(view: SchedulerView, pod: PodInfo) -> Reason:
     """Explains a pod that is being deleted. A kubelet writes no event while it waits for a driver to unprepare claims."""
-    drivers = sorted({str(r["driver"]) for claim in _claims(view, pod) for r in results_of(claim)})
+    drivers = sorted({str(r["driver"]) for claim in claims_of(view, pod) for r in results_of(claim)})
     if not drivers or not _has_ended(pod):
         return Reason(
             ReasonKind.DELETED,
@@ -115,7 +115,7 @@ def _is_served(view: SchedulerView, pod: PodInfo, name: str) -> bool:
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def _claims(view: SchedulerView, pod: PodInfo) -> list[dict[str, Any]]:
+def claims_of(view: SchedulerView, pod: PodInfo) -> list[dict[str, Any]]:
     """Returns the existing claims of the pod, each once."""
     found = {}
     for entry in entries(pod):
@@ -127,7 +127,7 @@ def _claims(view: SchedulerView, pod: PodInfo) -> list[dict[str, Any]]:
 
 def open_claims(view: SchedulerView, pod: PodInfo) -> list[dict[str, Any]]:
     """Returns the existing claims of the pod that are not allocated."""
-    return [c for c in _claims(view, pod) if not is_allocated(c)]
+    return [c for c in claims_of(view, pod) if not is_allocated(c)]
 
 
 def entries(pod: PodInfo) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def _of_claims(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
         yield Reason(
             ReasonKind.RESERVATION, text, f"use one entry in resourceClaims for {name}; containers may share it"
         )
-    for claim in _claims(view, pod):
+    for claim in claims_of(view, pod):
         yield from (_of_allocated if is_allocated(claim) else _of_open)(view, pod, claim)
 
 

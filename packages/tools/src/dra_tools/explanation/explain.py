@@ -22,7 +22,7 @@ from ..event_causes import EventCause, cause_of_wait, waiting_container
 from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
 from ..snapshot import KINDS, Snapshot
 from ..waiting_pods import asks, is_reported_in_events, waiting_pods
-from . import cluster_reasons
+from . import cluster_reasons, other_cards
 from .model import NOT_BLOCKING, ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
 from .node_feasibility import examine_nodes
 from .request_reasons import extended_resources
@@ -163,7 +163,8 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
         return replace(known, state=ExplanationState.RUNS, summary=f"it runs on {pod.node}")
     unread = cluster_reasons.depends_on_unread_objects(view, pod)
     if pod.node:
-        found = _placed(known, reasons, waiting_container(pod.pod))
+        other_card = other_cards.change_for(view, pod, reported.text) if changes and not reported.doubt else ""
+        found = _placed(known, reasons, waiting_container(pod.pod), other_card)
         return undecided(found) if unread and found.state is ExplanationState.SCHEDULED else found
     if any(r.kind not in NOT_BLOCKING for r in reasons):
         return replace(known, reasons=reasons, summary=reasons[0].text)
@@ -190,15 +191,22 @@ def _doubled(view: SchedulerView, pod: PodInfo) -> Iterator[str]:
             yield f"{found}; {found.change}"
 
 
-def _placed(known: Explanation, reasons: tuple[Reason, ...], container: str) -> Explanation:
-    """Explains a pod that has a node and does not run there yet. ``container``: why a container waits, from the pod's status."""
+def _placed(known: Explanation, reasons: tuple[Reason, ...], container: str, other_card: str) -> Explanation:
+    """Explains a pod that has a node and does not run there yet.
+
+    Args:
+        container: why a container waits, from the pod's status.
+        other_card: what to do if the pod waits for a card in another mode; empty for other causes.
+    """
     if reasons:
         return replace(known, reasons=reasons, summary=reasons[0].text)
     if cause := container or known.message:
         why = Reason(
             ReasonKind.KUBELET,
             f"{cause} (kubelet of {known.node})",
-            "repair the cause that the message names; see also the driver's log on the node",
+            "repair the cause that the message names; see also the driver's log on the node"
+            if container or not other_card
+            else other_card,
             time="" if container else known.message_time,
         )
         return replace(known, reasons=(why,), summary=why.text)
