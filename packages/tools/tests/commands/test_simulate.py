@@ -274,6 +274,31 @@ def test_simulate_loads_a_driver_once(tmp_path: Path) -> None:
     assert (tmp_path / "loads").read_text() == "loaded\n"
 
 
+def test_simulate_names_the_shared_steps_that_it_does_not_simulate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step without arguments has one state, so two claims of a card cannot contradict each other."""
+    driver = tmp_path / "driver.py"
+    text = (
+        "from dra_kubeletplugin import Device, Driver\n"
+        "class Acme(Driver):\n    name = 'gpu.example.com'\n"
+        "    def devices(self):\n        return [Device('acme-0')]\n"
+        "    def prepare(self, claim):\n        return []\n"
+        "    def setup_power(self, card):\n        pass\n"
+        "    def teardown_power(self, card):\n        pass\n"
+    )
+    words = ["simulate", "-f", manifest(tmp_path, 1), "--host", "nvlink-server", "--driver", str(driver)]
+    driver.write_text(text)
+    main(words)
+    assert "shared steps" not in capsys.readouterr().out
+    mode = (
+        "    def setup_mode(self, card, mode):\n        pass\n    def teardown_mode(self, card, mode):\n        pass\n"
+    )
+    driver.write_text(text + mode)
+    main(words)
+    assert "shared steps are not simulated (mode): if devices do not show the state" in capsys.readouterr().out
+
+
 # --- manifests that no API server accepts -------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -64,9 +65,23 @@ def _described(
     objects, unpublished = cluster_of(hosts, drivers, settings, free, progress)
     refused = _refused(drivers.values(), settings.driver_name, [*objects, *manifests])
     notes = list(dict.fromkeys((*unpublished, *refused)))
+    if steps := join_names(sorted({step for d in drivers.values() for step in _steps_with_states(d)})):
+        notes.append(
+            f"shared steps are not simulated ({steps}): if devices do not show the state of their card, a pod can be placed on a card "
+            "in another state, where it does not start"
+        )
     if not args.allocatable:
         notes.append("cpu and memory of the nodes are unlimited: set them with --allocatable cpu=64,memory=512Gi")
     return Snapshot.of(objects), args.namespace or "default", tuple(notes)
+
+
+def _steps_with_states(driver: type[Driver]) -> Iterator[str]:
+    """Yields the shared steps of a driver for which two claims of a card can need different states, because they have arguments."""
+    for name in dir(driver):
+        if (
+            name.startswith("setup_") and len(inspect.signature(getattr(driver, name)).parameters) > 2
+        ):  # self and the key
+            yield name.removeprefix("setup_")
 
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[ReadOnlyJSON]) -> Iterator[str]:
