@@ -90,7 +90,7 @@ def test_an_unknown_id_is_not_alive(folder: Path) -> None:
 def test_other_instances_are_reported_with_their_start(folder: Path) -> None:
     with running_lock(folder) as first, running_lock(folder) as second:
         assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
-        first.claim_sockets([SOCKET])
+        first.write_sockets([SOCKET])
         assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
         assert [(o.id, o.since) for o in first.others()] == [(second.id, 101.0)]
         assert (is_newest(first), is_newest(second)) == (False, True)
@@ -124,7 +124,7 @@ def test_a_change_of_the_clock_between_two_starts_does_not_make_the_older_instan
 def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(folder: Path) -> None:
     with running_lock(folder) as lock, running_lock(folder) as other_lock:
         for sockets in ([SOCKET] * 10, [SOCKET, OwnedSocket("/y.sock")]):  # the file never shrinks
-            other_lock.claim_sockets(sockets)
+            other_lock.write_sockets(sockets)
         copy = (folder / f"{other_lock.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
         for name in ("0-dead.lock", "z-dead.lock"):  # before and after those of the running instances

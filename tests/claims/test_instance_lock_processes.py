@@ -215,7 +215,7 @@ def test_a_reader_gets_a_complete_file_however_often_it_is_written(tmp_path: Pat
 
     def rewrite(size: int) -> None:
         while not stop.is_set():
-            lock.claim_sockets([OwnedSocket("/" + "x" * size)] * (size // 10))
+            lock.write_sockets([OwnedSocket("/" + "x" * size)] * (size // 10))
 
     threads = [threading.Thread(target=rewrite, args=(size,)) for size in (10, 90)]
     for thread in threads:
@@ -251,7 +251,7 @@ async def test_sockets_of_killed_instances_are_removed_and_those_of_running_inst
             with socket.socket(socket.AF_UNIX) as s:
                 s.bind(os.fsencode(path))
         info = (folder / "left.sock").stat()
-        dead_lock.claim_sockets(
+        dead_lock.write_sockets(
             [
                 OwnedSocket(str(folder / "left.sock"), info.st_dev, info.st_ino),
                 OwnedSocket(str(folder / "theirs.sock"), 1, 1),

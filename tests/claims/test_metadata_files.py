@@ -24,7 +24,7 @@ from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.metadata_updates import updated
-from dra_kubeletplugin.claims.prepared_devices import complete
+from dra_kubeletplugin.claims.prepared_devices import add_prepared
 from dra_kubeletplugin.claims.record import allocated_json
 from dra_kubeletplugin.driver import MetadataUpdate
 from dra_kubeletplugin.errors import BadAnswerError, DriverError, RecordsError
@@ -52,7 +52,7 @@ def prepared(claim: Claim, specs: ClaimSpecs, **attributes: Any) -> Record:
     entries = [allocated_json(d) for d in claim.devices]
     record = Record(claim.uid, "ns", "c", State.PREPARED, "boot", devices=entries, complete=True)
     metadata = MetadataFiles(specs.root.parent / "plugin", specs.driver)
-    complete(record, claim, [d.prepared(**attributes) for d in claim.devices], specs, Host(), metadata)
+    add_prepared(record, claim, [d.prepared(**attributes) for d in claim.devices], specs, Host(), metadata)
     return record
 
 

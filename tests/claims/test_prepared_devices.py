@@ -23,7 +23,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.prepared_devices import PreparedResult, complete, prepared_result
+from dra_kubeletplugin.claims.prepared_devices import PreparedResult, add_prepared, prepared_result
 from dra_kubeletplugin.claims.record import allocated_json
 from dra_kubeletplugin.errors import BadAnswerError, HostPathMissingError
 from dra_kubeletplugin.host import Host
@@ -54,7 +54,7 @@ def completed_record(
     record = Record(UID, "ns", "c", State.PREPARING, "boot", devices=entries)
     if returned is None:
         returned = [d.prepared(ContainerEdits(env={"X": d.name}), data={"n": 1}) for d in devices]
-    complete(record, claim, returned, ClaimSpecs(folder, DRIVER), host or Host())
+    add_prepared(record, claim, returned, ClaimSpecs(folder, DRIVER), host or Host())
     return record
 
 

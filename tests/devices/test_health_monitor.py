@@ -99,7 +99,7 @@ async def test_a_plugin_serves_pods_although_it_cannot_record_its_sockets(monkey
     def raise_no_space(self: InstanceLock, sockets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(InstanceLock, "claim_sockets", raise_no_space)
+    monkeypatch.setattr(InstanceLock, "write_sockets", raise_no_space)
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
 

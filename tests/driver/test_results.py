@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, DeviceNode, Hook, Mount, NetDevice, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.prepared_devices import complete
+from dra_kubeletplugin.claims.prepared_devices import add_prepared
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.driver import AllocatedDevice
 from dra_kubeletplugin.errors import (
@@ -37,7 +37,7 @@ CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
 
 def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
     record = Record(UID, "ns", "n", State.PREPARING, "boot")
-    complete(record, claim, result, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
+    add_prepared(record, claim, result, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
     return record
 
 

@@ -45,7 +45,7 @@ from ..errors import (
 from .claim_fields import ClaimIdentity
 from .device_status import DeviceStatusReporter
 from .inflight import BatchWindow, Work, as_dra_error
-from .prepared_devices import PreparedResult, complete, prepared_result
+from .prepared_devices import PreparedResult, add_prepared, prepared_result
 from .record import Record, State
 from .rollback import Rollback
 from .running_pods import ClaimPods
@@ -276,7 +276,7 @@ class Engine:
             with reading_result(driver.prepare):
                 undo.check()
                 metadata = self.files.metadata if driver.metadata else None
-                complete(record, claim, prepared, self.files.specs, driver.host, metadata)
+                add_prepared(record, claim, prepared, self.files.specs, driver.host, metadata)
             if not driver.metadata and any(p.metadata for p in prepared) and self._logged.is_new("unused metadata"):
                 log.warning(
                     "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class %s",

@@ -65,7 +65,7 @@ class InstanceLock:
         lock.acquire(_TIMEOUT)
         self._lock = lock
 
-    def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
+    def write_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
         """Writes the sockets of this instance to the file, in place of the earlier list. Call it between acquisition and release.
 
         The first line does not change, so an instance that reads it during the write gets the whole line.

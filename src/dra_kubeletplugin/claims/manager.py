@@ -179,9 +179,8 @@ class ClaimManager:
 
     def hanging(self) -> str:
         """Why the work on files hangs, so that only a restart of the process helps; empty if it does not hang."""
-        limit = max(
-            self.settings.call_timeout, 2 * self.settings.lock_timeout
-        )  # the work may wait for another instance's lock
+        # The work may wait for another instance's lock.
+        limit = max(self.settings.call_timeout, 2 * self.settings.lock_timeout)
         if (seconds := self.store.busy_for) <= limit:
             return ""
         folders = f"{self.settings.plugin_dir} or {self.settings.cdi_root}"

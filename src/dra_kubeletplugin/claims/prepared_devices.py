@@ -48,7 +48,7 @@ def prepared_result(record: Record) -> list[PreparedResult]:
     ]
 
 
-def complete(
+def add_prepared(
     record: Record,
     claim: Claim,
     prepared: Iterable[PreparedDevice],

@@ -157,9 +157,8 @@ def _owner_of(name: str, flag: str, env: str) -> str:
     own_options = [f for role in (Settings, ControllerSettings) for f in role.options()]
     if name in COMMAND_FLAGS or any(flag == f.metadata["flag"] for f in own_options):
         return f"{flag} is an option of `dra` itself"
-    if any(
-        env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())
-    ):  # the webhook's pod has the driver's options too
+    # The webhook's pod has the driver's options too.
+    if any(env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())):
         return f"{env} is a variable of the framework"
     if env in _MACHINE or env.startswith(_OTHERS):
         return f"{env} is a variable that other programs set"

@@ -145,9 +145,8 @@ class Probes:
                 return Response(503 if why else 200, f"{why or 'ok'}\n".encode(errors="replace"), "text/plain")
             case "/readyz":
                 faults, notes = await self._readiness.fresh()
-                if notes and not is_from_loopback(
-                    request
-                ):  # the notes contain names of claims, which must not be public
+                # The notes contain names of claims, which must not be public.
+                if notes and not is_from_loopback(request):
                     notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 if "verbose" in request.query:

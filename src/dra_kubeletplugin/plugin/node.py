@@ -235,10 +235,8 @@ class Plugin:
 
     def _record_sockets(self, sockets: list[OwnedSocket]) -> None:
         try:
-            self.process.claim_sockets(sockets)
-        except (
-            OSError
-        ) as e:  # if the disk is full, the service still works; only a killed process then leaves its sockets
+            self.process.write_sockets(sockets)
+        except OSError as e:  # such as a full disk: the service works, and only a killed process leaves its sockets
             log.warning(
                 "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
             )

@@ -101,9 +101,8 @@ class Webhook:
 
     async def _handle(self, request: Request) -> Response:
         match request.path:
-            case (
-                "/healthz" | "/readyz"
-            ):  # if no thread is free any more, only a restart helps: the kubelet restarts the container
+            case "/healthz" | "/readyz":
+                # If no thread is free any more, only a restart helps: the kubelet restarts the container.
                 stuck = self.checks.stuck()
                 return Response(503 if stuck else 200, f"{stuck or 'ok'}\n".encode(), "text/plain")
             case "/validate" if request.method == "POST":
@@ -222,13 +221,11 @@ class Certificate:
     def load(self) -> ssl.SSLContext:
         """Reads both files. Raises :class:`SettingsError` if they are not a certificate and its key."""
         seen = self._stamp()
-        context = ssl.SSLContext(
-            ssl.PROTOCOL_TLS_SERVER
-        )  # a new context each time, so that a failure does not change the context in use
+        # A new context each time, so that a failure does not change the context in use.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(
-                self._cert, self._key, password=""
-            )  # without a password, OpenSSL would ask for it at the terminal
+            # Without a password, OpenSSL would ask for it at the terminal.
+            context.load_cert_chain(self._cert, self._key, password="")
         except (OSError, ssl.SSLError, ValueError):
             raise SettingsError(*self._faults()) from None
         self._seen = seen

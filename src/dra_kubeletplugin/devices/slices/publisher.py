@@ -201,9 +201,8 @@ class Publisher:
                 # A change of the devices is published at once, also during a pause.
                 try:
                     async with asyncio.timeout(pause) as self._pause:
-                        await self.inventory.changed(
-                            version
-                        )  # returns at once if the inventory changed during the attempt
+                        # Returns at once if the inventory changed during the attempt.
+                        await self.inventory.changed(version)
                 except TimeoutError:
                     if pause == _RETRY_REJECTED_AFTER:
                         await self._forget()
