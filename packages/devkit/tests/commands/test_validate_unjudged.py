@@ -37,6 +37,15 @@ def claim_with(**exactly: Any) -> JSON:
     )
 
 
+DERIVED = {"name": "gpu.example.com/a", "expression": "device.driver"}
+
+
+def claim_with_derived() -> JSON:
+    claim = claim_with(derivedAttributes=[DERIVED])
+    claim["spec"]["devices"]["constraints"] = [{"matchAttribute": DERIVED["name"]}]
+    return claim
+
+
 def selecting(expression: str) -> JSON:
     return claim_with(selectors=[{"cel": {"expression": expression}}])
 
@@ -135,7 +144,7 @@ CASES: dict[str, tuple[JSON, str, tuple[str, ...]]] = {
         slice_with(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "16"}}}), "1.37", ("DRANodeAllocatableResources",),
     ),
     "derived attribute": (
-        claim_with(derivedAttributes=[{"name": "gpu.example.com/a", "expression": "device.driver"}]), "1.37", ("DRADerivedAttributes",),
+        claim_with_derived(), "1.37", ("DRADerivedAttributes",),
     ),
     "rule of 1.37": (
         obj("DeviceTaintRule", {"deviceSelector": {"driver": "a.example.com"}, "taint": {"key": "a.example.com/x", "effect": "NoSchedule"}}),
@@ -205,8 +214,7 @@ def test_a_version_of_an_older_release_is_not_called_wrong(tmp_path: Path, capsy
 
 
 def test_each_field_of_another_release_gets_the_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    derived = {"derivedAttributes": [{"name": "gpu.example.com/a", "expression": "device.driver"}]}
-    document = copy.deepcopy(claim_with(**derived))
+    document = claim_with_derived()
     second = copy.deepcopy(document["spec"]["devices"]["requests"][0]) | {"name": "s"}
     document["spec"]["devices"]["requests"].append(second)
     code, out = run(tmp_path, capsys, document)

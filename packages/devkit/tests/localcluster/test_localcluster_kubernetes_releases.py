@@ -337,6 +337,31 @@ async def test_capacity_is_rounded_to_steps_in_thousandths_since_1_37(release: s
         assert result["consumedCapacity"] == {"cores": consumed}
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_devices_of_two_drivers_are_aligned_by_derived_attributes_if_the_gate_is_on(is_on: bool) -> None:
+    """KEP-6080, "GPU & NIC NUMA alignment"."""
+    other = "nic.example.com"
+    gpus = [{"name": f"g{n}", "attributes": {"numa": {"int": n}}} for n in range(2)]
+    nics = [{"name": "e1", "attributes": {"numaNode": {"int": 1}}}]
+    spec = claim_spec(name="gpu")
+    [request] = spec["devices"]["requests"]
+    request["exactly"]["derivedAttributes"] = [
+        {"name": "derived/numa", "expression": f"device.attributes['{DRIVER}'].numa"}
+    ]
+    derived = [{"name": "derived/numa", "expression": f"device.attributes['{other}'].numaNode"}]
+    nic = {"deviceClassName": "nics", "count": 1, "derivedAttributes": derived}
+    spec["devices"]["requests"].append({"name": "nic", "exactly": nic})
+    spec["devices"]["constraints"] = [{"requests": ["gpu", "nic"], "matchAttribute": "derived/numa"}]
+    features = Features.of("1.37", {"DRADerivedAttributes": is_on})
+    async with LocalCluster(features=features, timers=TIMERS) as cluster:
+        slices = slice_of("node-1", gpus), slice_of("node-1", nics, driver=other, name="nics")
+        await cluster.apply(device_class(), device_class("nics", other), *slices, claim("c", spec))
+        bound = 1 if is_on else 0  # without the gate, no device has the attribute
+        allocations = await wait_for_allocations(cluster, pod("p", claims=["c"]), bound=bound)
+        found = [r["device"] for a in allocations.values() for r in a["devices"]["results"]]
+        assert found == (["g1", "e1"] if is_on else [])
+
+
 async def test_a_default_that_is_not_a_multiple_of_the_step_is_rejected_since_1_37() -> None:
     policy = {"default": "250m", "validRange": {"min": "200m", "max": "1", "step": "100m"}}
     shared = {
@@ -528,7 +553,7 @@ async def test_a_new_pod_prepares_a_claim_again_during_its_unprepare_since_1_37(
             {"DRAOptionalNodeOperations": True},
             "has no feature gate DRAOptionalNodeOperations: it was added in 1.37",
         ),
-        ("1.37", {"DRADerivedAttributes": True}, "cannot be switched on in the local cluster: its allocator"),
+        ("1.37", {"DRANodeAllocatableResources": True}, "cannot be switched on in the local cluster: its scheduler"),
         (
             "1.34",
             {"DRADeviceBindingConditions": True, "DRAResourceClaimDeviceStatus": False},

@@ -356,11 +356,10 @@ def test_a_manifest_that_validate_calls_wrong_in_each_release_is_an_error(
     assert main(["validate", str(tmp_path / "all.yaml")]) == 1
 
 
-def test_a_manifest_that_a_later_release_accepts_is_simulated_and_its_feature_is_named_once(
+def test_a_manifest_that_a_later_release_accepts_is_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _simulate(tmp_path / "all.yaml", _derived("expression"), pod("p", templates=["t"])) == 3
+    assert _simulate(tmp_path / "all.yaml", _derived("expression"), pod("p", templates=["t"])) == 0
     printed = capsys.readouterr()
     assert "it is valid in Kubernetes 1.37 with the feature gate DRADerivedAttributes" in printed.err
-    line = "not evaluated: ResourceClaim default/p-t0: derived attributes (KEP-6080)"
-    assert " ".join(printed.out.split()).count(line) == 1
+    assert "not evaluated" not in printed.out

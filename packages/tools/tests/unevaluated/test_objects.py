@@ -18,27 +18,16 @@ from dra_tools.unevaluated.fields import unevaluated_fields
 from dra_tools.unevaluated.objects import all_not_evaluated
 from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
 
-DERIVED = [{"name": "shared", "expression": 'device.attributes["gpu.example.com"].numa'}]
 OF_DEVICES = {
     "nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "16"}}},
     "nodeAllocatableResourceMappings": {"cpu": {"allocationMultiplier": "16"}},
 }
 MAPPED = {"nodeAllocatableResources": OF_DEVICES["nodeAllocatableResources"]}
-NODE_RESOURCES, DERIVATION = "node allocatable resources (KEP-5517)", "derived attributes (KEP-6080)"
-
-
-def first_available(**more: Any) -> JSON:
-    options = [{"name": "one", "deviceClassName": "gpu", **more}]
-    return dra("ResourceClaim", "c", {"devices": {"requests": [{"name": "r", "firstAvailable": options}]}})
+NODE_RESOURCES = "node allocatable resources (KEP-5517)"
 
 
 CASES: dict[str, tuple[list[JSON], str, str]] = {
     **{name: ([pool("a", gpu("g0", **{name: value})), claim()], NODE_RESOURCES, "a-slice") for name, value in OF_DEVICES.items()},
-    "derivedAttributes": ([pool("a", gpu("g0")), claim(derivedAttributes=DERIVED)], DERIVATION, "c"),
-    "derivedAttributes of an alternative": ([pool("a", gpu("g0")), first_available(derivedAttributes=DERIVED)], DERIVATION, "c"),
-    "constraint on a derived attribute": (
-        [pool("a", gpu("g0")), claim(constraints=[{"matchAttribute": "shared"}], derivedAttributes=DERIVED)], DERIVATION, "c",
-    ),
     "field of a later release of a claim": ([pool("a", gpu("g0")), claim(newField=1)], "spec.devices.requests[0].exactly.newField", "c"),
     "field of a later release of a device": ([pool("a", gpu("g0", newField=1)), claim()], "spec.devices[0].newField", "a-slice"),
 }  # fmt: skip

@@ -7,7 +7,7 @@ length of expressions is checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -32,6 +32,7 @@ MAX_REQUESTS = 32
 MAX_CONSTRAINTS = 32
 MAX_CONFIGS = 32
 MAX_SELECTORS = 32
+MAX_DERIVED = 32
 MAX_SUBREQUESTS = 8
 MAX_CEL_BYTES = 10 * 1024
 MAX_CEL_COST = 1_000_000
@@ -45,14 +46,17 @@ class ProgramFault(ValueError):
     """An expression compiles, but no program can be created from it. The API server reports an internal error."""
 
 
-def validate_claim(obj: ReadOnlyJSON, compile: Compile = None) -> list[FieldError]:
-    return metadata(obj["metadata"]) + _claim_spec(obj["spec"], "spec", compile)
+def validate_claim(obj: ReadOnlyJSON, compile: Compile = None, compile_derived: Compile = None) -> list[FieldError]:
+    spec = obj["spec"]
+    out = metadata(obj["metadata"]) + _claim_spec(spec, "spec", compile)
+    return out + derived_attributes(spec.get("devices") or {}, "spec.devices", compile_derived)
 
 
-def validate_template(obj: ReadOnlyJSON, compile: Compile = None) -> list[FieldError]:
+def validate_template(obj: ReadOnlyJSON, compile: Compile = None, compile_derived: Compile = None) -> list[FieldError]:
     inner = obj["spec"]
     out = metadata(obj["metadata"]) + template_metadata(inner["metadata"], "spec.metadata")
-    return out + _claim_spec(inner["spec"], "spec.spec", compile)
+    out += _claim_spec(inner["spec"], "spec.spec", compile)
+    return out + derived_attributes(inner["spec"].get("devices") or {}, "spec.spec.devices", compile_derived)
 
 
 def validate_class(obj: ReadOnlyJSON, compile: Compile = None, *, update: bool = False) -> list[FieldError]:
@@ -176,7 +180,10 @@ def _selector(selector: ReadOnlyJSON, path: str, compile: Compile) -> list[Field
     cel = selector.get("cel")
     if cel is None:
         return [required(f"{path}.cel")]
-    expression, where = cel["expression"], f"{path}.cel.expression"
+    return _expression(cel["expression"], f"{path}.cel.expression", compile)
+
+
+def _expression(expression: str, where: str, compile: Compile) -> list[FieldError]:
     if len(expression.encode()) > MAX_CEL_BYTES:
         return [too_long(where, MAX_CEL_BYTES)]
     if compile:
@@ -189,6 +196,54 @@ def _selector(selector: ReadOnlyJSON, path: str, compile: Compile) -> list[Field
         if estimate > MAX_CEL_COST:
             return [forbidden(where, "too complex, exceeds cost limit")]
     return []
+
+
+def derived_attributes(devices: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldError]:
+    """Validates the derived attributes of all requests (KEP-6080). Together they have the budget of one selector's cost.
+
+    Source: the documentation of the type DeviceDerivedAttribute and the checks of expressions in Kubernetes 1.37.
+    """
+    out: list[FieldError] = []
+    cost = 0
+    for aliases, request, where in _requests(devices, f"{path}.requests"):
+        used = _compared(devices.get("constraints") or [], aliases)
+        values = request.get("derivedAttributes")
+
+        def derived(value: ReadOnlyJSON, at: str, used: frozenset[str] = used) -> list[FieldError]:
+            name, expression = value["name"], value["expression"]
+            faults = qualified_name(name, f"{at}.name", fully=True) if name else [required(f"{at}.name")]
+            if not faults and name not in used:
+                rule = "must be used by a `matchAttribute` or `distinctAttribute` constraint of the request"
+                faults.append(invalid(f"{at}.name", name, rule))
+            where = f"{at}.expression"
+            return faults + (_expression(expression, where, compile) if expression else [required(where)])
+
+        found = items(values, MAX_DERIVED, derived, f"{where}.derivedAttributes", lambda v: v["name"])
+        out += found
+        if compile and not found:
+            cost += sum(getattr(compile(value["expression"]), "max_cost", 0) for value in values or [])
+    if cost > MAX_CEL_COST:
+        out.append(forbidden(f"{path}.requests", "derived attributes too complex, exceed the cost limit of a claim"))
+    return out
+
+
+def _requests(devices: ReadOnlyJSON, path: str) -> Iterator[tuple[frozenset[str], ReadOnlyJSON, str]]:
+    """Yields each request and alternative: the names that constraints use for it, its fields, and its path."""
+    for i, request in enumerate(devices.get("requests") or []):
+        if (exactly := request.get("exactly")) is not None:
+            yield frozenset({request["name"]}), exactly, f"{path}[{i}].exactly"
+        for k, sub in enumerate(request.get("firstAvailable") or []):
+            aliases = frozenset({request["name"], f"{request['name']}/{sub['name']}"})
+            yield aliases, sub, f"{path}[{i}].firstAvailable[{k}]"
+
+
+def _compared(constraints: Iterable[ReadOnlyJSON], aliases: frozenset[str]) -> frozenset[str]:
+    """Returns the attributes that the constraints of a request compare."""
+    return frozenset(
+        str(c.get("matchAttribute") or c.get("distinctAttribute"))
+        for c in constraints
+        if not c.get("requests") or not aliases.isdisjoint(c["requests"])
+    )
 
 
 def tolerations(values: list[ReadOnlyJSON] | None, path: str) -> list[FieldError]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dra_devkit.scheduling.allocator.constraints import attribute_of
+from dra_devkit.scheduling.allocator.derived import value_of
 from dra_devkit.scheduling.allocator.faults import AllocationError, AllocationTimeout, NodeFault
 from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
+from dra_devkit.scheduling.allocator.results import PickedRequest
 from dra_devkit.scheduling.allocator.search import Search, SearchState, plus
 from dra_devkit.scheduling.cel.parts import without
 from dra_devkit.scheduling.framework import extended
@@ -182,10 +183,13 @@ class WhatIf:
         only = constraint.get("requests") or ()
         every = [o for options in options_of(claim, self.devices.view.cache.classes) for o in options]
         requests = [o for o in every if not only or o.full_name in only or (o.parent or o.name) in only]
-        usable = [
-            c for c in self.devices.candidates if any(not self.devices.faults(name_of(claim), r, c) for r in requests)
-        ]
-        values = Counter(str(next(iter(v.values()))) for c in usable if (v := attribute_of(c, name)))
+        usable = dict.fromkeys(
+            (c.id, str(next(iter(value.values()))))
+            for c in self.devices.candidates
+            for r in requests
+            if not self.devices.faults(name_of(claim), r, c) and (value := _value_of(r, c, name))
+        )
+        values = Counter(value for _, value in usable)
         counts = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
         more = ", ..." if len(values) > _VALUES else ""
         return f"values of the usable devices: {counts}{more}" if values else "no usable device has the attribute"
@@ -397,6 +401,18 @@ def _without_request(name: str) -> Edit:
         return {**request, "capacity": {"requests": {k: v for k, v in requested.items() if k != name}}}
 
     return edit
+
+
+def _value_of(request: PickedRequest, candidate: Candidate, name: str) -> JSON | None:
+    """Returns the attribute of a device for a request; None also if a derived attribute cannot be evaluated on it.
+
+    The search tries only some of the devices, so it may not have met the error.
+    """
+    try:
+        found = value_of(request, candidate, name)
+    except AllocationError:
+        return None
+    return dict(found) if found else None
 
 
 def _constraints(claims: Sequence[JSON]) -> Iterator[tuple[int, int, JSON]]:

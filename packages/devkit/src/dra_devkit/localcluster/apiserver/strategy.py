@@ -257,7 +257,9 @@ def _structured_faults(
     *,
     status: bool,
 ) -> list[FieldError]:
-    compile_selector = functools.partial(cel.compile_selector, list_attributes=features.has("DRAListTypeAttributes"))
+    has_lists = features.has("DRAListTypeAttributes")
+    compile_selector = functools.partial(cel.compile_selector, list_attributes=has_lists)
+    compile_derived = functools.partial(cel.compile_derived, list_attributes=has_lists)
     match kind.kind:
         case "ResourceSlice":
             return slices.validate(obj, old, slices.dialect_of(features))
@@ -268,11 +270,11 @@ def _structured_faults(
             if old is not None:
                 return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_admin_access(obj["spec"], namespace_labels)
-            return faults + claims.validate_claim(obj, compile_selector)
+            return faults + claims.validate_claim(obj, compile_selector, compile_derived)
         case "ResourceClaimTemplate":
             if old is not None:
                 return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_admin_access(obj["spec"]["spec"], namespace_labels)
-            return faults + claims.validate_template(obj, compile_selector)
+            return faults + claims.validate_template(obj, compile_selector, compile_derived)
         case _:
             return claims.validate_class(obj, compile_selector, update=old is not None)

@@ -44,11 +44,8 @@ class Constraint(ABC):
             return True
         return bool(subrequest) and f"{request}/{subrequest}" in self.requests
 
-    def add(self, request: str, subrequest: str, candidate: Candidate) -> bool:
-        """Adds a device. Returns False, without adding it, if the device violates the constraint."""
-        if not self.covers(request, subrequest):
-            return True
-        value = attribute_of(candidate, self.attribute)
+    def add(self, request: str, value: ReadOnlyJSON | None) -> bool:
+        """Adds a device that has a value. Returns False, without adding it, if the device violates the constraint."""
         return value is not None and self._add(request, _values(value))
 
     def remove(self, request: str, subrequest: str) -> None:

@@ -42,6 +42,7 @@ class Candidate:
     slice: ReadOnlyJSON
     for_node: bool
     matches: dict[str, bool] = field(default_factory=dict)  # results of selectors, by expression
+    derived: dict[str, ReadOnlyJSON] = field(default_factory=dict)  # derived attributes, by expression
 
     @cached_property
     def multiple(self) -> bool:

@@ -14,7 +14,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ...kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
-from . import capacity, constraints, counters, pruning, selection
+from . import capacity, constraints, counters, derived, pruning, selection
 from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import AllocatorPool, Candidate, DeviceId
 from .results import Pick, PickedRequest
@@ -249,7 +249,8 @@ class Search:
                 for demand, selectable in zip(self._demands, accepted, strict=True):
                     if selectable:
                         demand.indices.append(place)
-                attributes = [constraints.attribute_of(candidate, n) for n in names]
+                takers = [d.request for d, found in zip(self._demands, accepted, strict=True) if found]
+                attributes = [derived.value_of(r, candidate, n) for r in takers for n in names]
                 self._equivalence_keys[id(candidate)] = pruning.equivalence_key(candidate, accepted, attributes)
         except AllocationError:
             return
@@ -321,7 +322,9 @@ class Search:
         base, sub = (request.parent, request.name) if request.parent else (request.name, "")
         done: list[constraints.Constraint] = []
         for constraint in self.constraints[index]:
-            if not constraint.add(base, sub, candidate):
+            if not constraint.covers(base, sub):
+                continue
+            if not constraint.add(base, derived.value_of(request, candidate, constraint.attribute)):
                 for c in reversed(done):
                     c.remove(base, sub)
                 if must:

@@ -6,7 +6,8 @@ this environment: ``cel-expr-python`` has no lazy default maps and no cost limit
 compare it with recorded results of Kubernetes.
 """
 
+from .derived import compile_derived
 from .selector import COST_LIMIT, Device, Selector, compile_selector
 from .values import CelError, CompileError
 
-__all__ = ["COST_LIMIT", "CelError", "CompileError", "Device", "Selector", "compile_selector"]
+__all__ = ["COST_LIMIT", "CelError", "CompileError", "Device", "Selector", "compile_derived", "compile_selector"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra_kubeletplugin.resourceapi import quantity, version
@@ -15,7 +15,7 @@ from .evaluator import plan
 from .frame import Frame, run_to_end
 from .lexer import Source, bounded_depth
 from .parser import Parser
-from .values import CelError, CompileError, DefaultMap, type_of
+from .values import CelError, CompileError, DefaultMap, Type, type_of
 
 COST_LIMIT = 1_000_000
 
@@ -69,10 +69,14 @@ def _attribute(value: Mapping[str, Any]) -> Any:
     raise CelError("unsupported attribute value")
 
 
-class Selector:
-    """A compiled expression over one ``device``."""
+class DeviceExpression:
+    """A compiled expression over one ``device``.
 
-    def __init__(self, expression: str, *, list_attributes: bool = False) -> None:
+    Args:
+        fault: returns why a result of a type is rejected; empty if it is accepted.
+    """
+
+    def __init__(self, expression: str, fault: Callable[[Type], str], *, list_attributes: bool) -> None:
         source = Source(expression)
         functions = {**FUNCTIONS, **LIST_ATTRIBUTE_FUNCTIONS} if list_attributes else FUNCTIONS
         self.expression = expression
@@ -81,23 +85,34 @@ class Selector:
             result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions, any_is_iterable=list_attributes).check(
                 tree
             )
-            if fault := boolean_fault(result):
-                raise CompileError(fault)
+            if found := fault(result):
+                raise CompileError(found)
             self.max_cost = Estimator().estimate(tree).most
             self._plan = plan(tree)
+
+    def run(self, device: Device) -> tuple[Any, int]:
+        """Returns the result, which may be a :class:`CelError`, and the cost."""
+        frame = Frame({"device": device.value}, COST_LIMIT)
+        return run_to_end(self._plan.run, frame), frame.cost
+
+
+class Selector(DeviceExpression):
+    """A compiled expression that selects devices."""
+
+    def __init__(self, expression: str, *, list_attributes: bool = False) -> None:
+        super().__init__(expression, boolean_fault, list_attributes=list_attributes)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
         """Returns whether the device matches, and the cost.
 
         Raises :class:`CelError`, which contains the cost until then.
         """
-        frame = Frame({"device": device.value}, COST_LIMIT)
-        value = run_to_end(self._plan.run, frame)
+        value, cost = self.run(device)
         if not isinstance(value, bool):
             error = CelError(str(value)) if isinstance(value, CelError) else _no_bool(value)
-            error.cost = frame.cost
+            error.cost = cost
             raise error
-        return value, frame.cost
+        return value, cost
 
     def matches(self, device: Device) -> bool:
         return self.evaluate(device)[0]
