@@ -52,13 +52,13 @@ def add_simulate(simulate: Parser) -> None:
     )
     simulate.epilog = (
         "Exit code: 0 all fit; 1 some do not; 2 the simulation is not possible, or no release accepts a manifest; 3 all that were "
-        "counted fit, and the result names objects or parts that were not read or evaluated."
+        "counted fit, and the result names objects or parts that were not read or evaluated; or a pool to export is incomplete."
     )
     text = (
         "manifest, or folder of manifests: pods and objects of any kind with a pod template, with their claims, templates and classes; "
         "may be repeated"
     )
-    add_repeated(simulate, "-f", "--file", metavar="FILE", dest="files", type=Path, required=True, help=text)
+    add_repeated(simulate, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
     _add_cluster(simulate)
     text = (
         "described host (a YAML file, or the name of a description in the package) and number of such nodes, used instead of a "
@@ -75,6 +75,14 @@ def add_simulate(simulate: Parser) -> None:
     simulate.add_argument("--allocatable", metavar="NAME=QUANTITY,...", help=text)
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
+    )
+    text = (
+        "print the slices of a template node, with which an autoscaler starts the first node of a group, and place no pods: of the node "
+        "--node of a cluster, or of one described host; YAML by default"
+    )
+    simulate.add_argument("--export-slices", action="store_true", help=text)
+    simulate.add_argument(
+        "--node", metavar="NAME", default="", help="node of the cluster whose slices --export-slices prints"
     )
     add_output(simulate)
 

@@ -31,15 +31,31 @@ _NODES = 3
 
 
 def simulate_command(args: argparse.Namespace) -> int:
+    _check(args)
+    if args.export_slices:
+        from .export_slices import export_slices
+
+        return export_slices(args)
+    return _simulated(args)
+
+
+def _check(args: argparse.Namespace) -> None:
     if bool(args.hosts) != bool(args.drivers):
         raise SettingsError(
             "use --host and --driver together: --host names the described hosts, --driver the driver that publishes their devices"
         )
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("use either --host and --driver, or --kubeconfig and --context, not both")
-    manifests = from_files(args.files, new=True)
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is for described hosts: add --host and --driver")
+    if not args.export_slices:
+        refuse(args, {"node": "--node"}, "is for --export-slices")
+        if not args.files:
+            raise SettingsError("-f FILE is missing: name the manifests whose pods to place")
+
+
+def _simulated(args: argparse.Namespace) -> int:
+    manifests = from_files(args.files, new=True)
     with Progress() as progress:
         snapshot, namespace, notes = (
             _described(args, progress, manifests) if args.hosts else _live(args, progress, manifests)
