@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ import pytest
 
 from dra_devkit.commands.completion import SHELLS, script
 from dra_devkit.commands.dev_args import VERBS
+from dra_devkit.commands.live_names import TIMEOUT
 from dra_kubeletplugin.cli import COMMANDS, commands
+from tests.helpers.dev_process import run_dev
 
 UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
 _QUIET = {
@@ -37,7 +40,7 @@ _LOADING = {
 _TIMEOUT = 60.0  # seconds
 
 
-def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
+def completed(folder: Path, shell: str, line: str, way: str = "source", **more: str) -> str:
     """Returns the line after a press of the tab key. The shell itself prints the completed line with echo."""
     folder.mkdir(exist_ok=True)
     (folder / "script").write_text(script(shell))
@@ -50,6 +53,7 @@ def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
         "CDI_ROOT": str(folder / "cdi"),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "PS1": "> ",
+        **more,
     }
     if shell == "fish":
         command = f"{_LOADING[shell][way]}; complete -C {line!r}"
@@ -214,3 +218,57 @@ def test_completion_with_a_driver_that_cannot_be_loaded_prints_nothing_else(tmp_
     require_shell(shell)
     (tmp_path / "acme.py").write_text("import vendor\nprint('noise')\n")
     assert completed(tmp_path, shell, "dra run acme.py --cdi-r") == "dra run acme.py --cdi-root"
+
+
+OBJECTS = """
+{apiVersion: v1, kind: Namespace, metadata: {name: team-a}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: train-0}, spec: {containers: [{name: c, image: x}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: serve-0, namespace: team-a}, spec: {containers: [{name: c, image: x}]}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: one-gpu}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.example.com}}]}}
+"""
+
+
+@pytest.mark.cases(3)
+def test_objects_of_the_cluster_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "objects.yaml").write_text(OBJECTS)
+    with run_dev(tmp_path, "--apply", str(tmp_path / "objects.yaml")) as dev:
+        env = {"KUBECONFIG": dev.kubeconfig, TIMEOUT: "60"}
+        for shell in filter(shutil.which, SHELLS):
+            for line, expected in {
+                "dra explain tra": "dra explain train-0",
+                "dra explain claim/o": "dra explain claim/one-gpu",
+                "dra explain -n team-a pod/": "dra explain -n team-a pod/serve-0",
+                "dra explain -n te": "dra explain -n team-a",
+                "dra top --node no": "dra top --node node-1",
+            }.items():
+                assert completed(tmp_path / shell, shell, line, **env) == expected, shell
+        del env["KUBECONFIG"]
+        line = f"dra explain --kubeconfig {dev.kubeconfig} "
+        assert names(line, **env) == ["pod/train-0", "claim/one-gpu"]
+
+
+def names(line: str, **env: str) -> list[str]:
+    """Returns the names for the last word of a line. The command must print nothing else."""
+    argv = [sys.executable, "-m", "dra_kubeletplugin", "completion", "objects", "--line", line]
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_cluster_that_does_not_respond_completes_nothing_and_prints_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (tmp_path / "silent").write_text(
+            f"{{clusters: [{{name: a, cluster: {{server: '{server}'}}}}], current-context: a, "
+            "contexts: [{name: a, context: {cluster: a, user: a}}], users: [{name: a, user: {}}]}"
+        )
+        assert names("dra explain ", KUBECONFIG=str(tmp_path / "silent")) == []
+    assert names("dra explain ", KUBECONFIG=str(tmp_path / "silent")) == [], "it refuses connections"
+    assert names("dra explain ", KUBECONFIG=str(tmp_path / "none")) == []
+    assert names("dra explain 'unfinished ", KUBECONFIG=str(tmp_path / "silent")) == []

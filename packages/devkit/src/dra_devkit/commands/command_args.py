@@ -189,4 +189,8 @@ def add_completion(completion: Parser) -> None:
         'Prints a completion script: `eval "$(dra completion bash)"`, '
         "or save it in the shell's folder for completions."
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
+    text = "shell that runs the script; for the script itself: objects, nodes or namespaces prints names of the cluster"
+    choices = ("bash", "zsh", "fish", "objects", "nodes", "namespaces")
+    completion.add_argument("shell", metavar="SHELL", choices=choices, help=text)
+    text = "with objects, nodes and namespaces: the command line up to the cursor"
+    completion.add_argument("--line", metavar="TEXT", default="", help=text)

@@ -1,6 +1,7 @@
-"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, and a driver's options.
+"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, objects, a driver's options.
 
-Completion runs no Python, except for a driver's options: after a driver on the command line, it runs ``dra COMMAND DRIVER --help``.
+Completion runs no Python, except for a driver's options and for objects of a cluster: after a driver on the command line, it runs
+``dra COMMAND DRIVER --help``; for names of pods, claims, nodes and namespaces, ``dra completion KIND``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shtab
 
 from dra_kubeletplugin.cli import command_parser, load_packages, verbs
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.parsing import COMMANDS, Parser
 
 SHELLS = ("bash", "zsh", "fish")
@@ -32,6 +34,16 @@ _UIDS = {
         "fish": f"function _dra_uids; {_LIST_UIDS}; end",
     },
 }
+_LIVE = {
+    ("dra explain", "what"): "objects",
+    ("dra top", "node"): "nodes",
+    ("dra doctor", "node_name"): "nodes",
+    ("dra gather", "node_name"): "nodes",
+    ("dra explain", "namespace"): "namespaces",
+    ("dra simulate", "namespace"): "namespaces",
+    ("dra top", "namespace"): "namespaces",
+}
+"""The kind of objects that complete an argument, by command and argument."""
 # The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
 # below expand `~`, because the shell passes it as it was typed.
 _PRINT_FLAGS = (
@@ -85,7 +97,13 @@ _OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -
 
 
 def completion(args: argparse.Namespace) -> int:
-    print(script(args.shell))
+    if args.shell in SHELLS:
+        refuse(args, {"line": "--line"}, f"is not for {args.shell}")
+        print(script(args.shell))
+    else:
+        from .live_names import print_names  # imported here, because a script needs no cluster
+
+        print_names(args.shell, args.line)
     return Exit.SUCCESS
 
 
@@ -143,3 +161,20 @@ def _set_completers(parser: Parser) -> None:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif action.dest == "uid":
             action.complete = _UIDS  # type: ignore[attr-defined]
+        elif kind := _LIVE.get((parser.prog, action.dest)):
+            action.complete = _live(kind)  # type: ignore[attr-defined]
+
+
+def _live(kind: str) -> dict[str, Any]:
+    """Returns the completer of objects of one kind."""
+    name, command = f"_dra_{kind}", f"dra completion {kind} --line"
+    return {
+        "bash": name,
+        "zsh": name,
+        "fish": f"({name})",
+        "preamble": {
+            "bash": f'{name}() {{ compgen -W "$({command} "${{COMP_LINE:0:COMP_POINT}}" </dev/null 2>/dev/null)" -- "$1"; }}',
+            "zsh": f'{name}() {{ compadd -- $({command} "$LBUFFER" </dev/null 2>/dev/null) }}',
+            "fish": f"function {name}; {command} (commandline -cp) </dev/null 2>/dev/null; end",
+        },
+    }

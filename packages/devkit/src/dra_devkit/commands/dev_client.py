@@ -12,6 +12,7 @@ import msgspec
 from dra_kubeletplugin.base.local_clusters import running, state_root
 from dra_kubeletplugin.base.terminal import indented
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.exit_handling import print_line
 from dra_kubeletplugin.cli.shell.output import put
 from dra_kubeletplugin.errors import SettingsError, printable
 
@@ -24,7 +25,7 @@ def run_verb(args: argparse.Namespace) -> int:
     try:
         response = control.ask(state_folder(args.state_dir), _verb(args))
     except control.ControlError as e:
-        print(f"dra {args.command}: {indented(e)}", file=sys.stderr)
+        print_line(f"dra: {indented(e)}")
         return Exit.USAGE
     put(response.data, args.output, lambda _: [printable(response.text)])
     return Exit.SUCCESS
