@@ -114,6 +114,19 @@ async def test_a_cancelled_call_affects_no_other_operation(store: RecordStore, g
     assert await waiting[1] == 4
 
 
+async def test_a_driver_that_cancels_all_tasks_does_not_stop_the_records(store: RecordStore, gate: Gate) -> None:
+    calls = [asyncio.ensure_future(run(store, gate.pass_through))]
+    await wait_until(gate.began.is_set, "the batch")
+    calls.append(asyncio.ensure_future(run(store, lambda: "second")))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.wait(calls)
+    gate.open.set()
+    async with asyncio.timeout(60):
+        assert await run(store, lambda: "third") == "third"
+
+
 async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: RecordStore, gate: Gate) -> None:
     first = await held_up(store, gate)
     second = asyncio.create_task(run(store, lambda: 2))

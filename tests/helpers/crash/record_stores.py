@@ -77,8 +77,7 @@ async def insert(store: RecordStore, record: Record) -> None:
 async def kill(store: RecordStore) -> None:
     """Ends the store and its instance as SIGKILL does: nothing is written or checked any more."""
     store._closed = True
-    if store._batches:
-        await store._batches
+    await store._idle.wait()
     store.folder.close()
     assert store.folder.process._lock
     store.folder.process._lock.close()

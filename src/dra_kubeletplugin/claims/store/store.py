@@ -54,7 +54,8 @@ class RecordStore:
         self.repaired = asyncio.Event()
         self._thread = Threads(1, "records")
         self._waiting: list[tuple[Job, asyncio.Future[Any]]] = []
-        self._batches: asyncio.Task[None] | None = None  # runs while there is work
+        self._idle = asyncio.Event()  # set while the thread has no batch
+        self._idle.set()
         self._began = 0.0  # when the current batch began, by time.monotonic()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -78,15 +79,20 @@ class RecordStore:
         self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting.append(((operation, mode), future))
-        if self._batches is None:  # it begins with all operations of this pass of the loop
-            self._batches = asyncio.create_task(self._run_batches(), name="records")
+        if self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._begin_batch, self._loop)  # with all operations of this pass of the loop
         return await future
 
-    async def _run_batches(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            self._began = time.monotonic()
-            results = await self._in_thread([job for job, _ in batch])
+    def _begin_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts :meth:`_work` in the thread. Uses callbacks, because code of a driver may cancel all tasks of the loop.
+
+        A thread of its own costs less CPU time in each call than an executor of the loop.
+        """
+        batch, self._waiting = self._waiting, []
+        self._began = time.monotonic()
+
+        def end(results: Sequence[object]) -> None:
             for (_, future), result in zip(batch, results, strict=True):
                 if future.done():  # its caller was cancelled
                     continue
@@ -95,24 +101,17 @@ class RecordStore:
                 else:
                     future.set_result(result)
             self._began = 0.0
-        self._batches = None
-
-    def _in_thread(self, jobs: Sequence[Job]) -> asyncio.Future[list[object]]:
-        """Starts :meth:`_work` in the thread. A thread of its own costs less CPU time in each call than an executor of the loop."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[list[object]] = loop.create_future()
-
-        def deliver(results: list[object]) -> None:
-            if not done.done():
-                done.set_result(results)
+            if self._waiting:
+                self._begin_batch(loop)
+            else:
+                self._idle.set()
 
         def work() -> None:
-            results = self._work(jobs)
+            results = self._work([job for job, _ in batch])
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-                loop.call_soon_threadsafe(deliver, results)
+                loop.call_soon_threadsafe(end, results)
 
         self._thread.submit(work)
-        return done
 
     async def close(self, timeout: float = 10.0) -> None:
         """Waits up to ``timeout`` seconds for running work, then releases the lock. If the thread hangs, its process keeps the lock."""
@@ -123,8 +122,7 @@ class RecordStore:
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.1, end - time.monotonic())):
-                if self._batches:
-                    await asyncio.shield(self._batches)
+                await self._idle.wait()
                 await in_own_thread(self.folder.close)
 
     # --- queries --------------------------------------------------------------------------------
