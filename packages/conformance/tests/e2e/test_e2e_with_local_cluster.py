@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,6 +162,18 @@ def test_a_broken_driver_fails(
     assert code == 1, output
     assert re.search(test, output) and re.search(message, output), output
     assert e2e.left() == []
+
+
+def test_patterns_of_attributes_that_no_device_has_fail(e2e: E2e, tmp_path: Path) -> None:
+    package = tmp_path / "gpu_example"
+    shutil.copytree(broken_drivers.DRIVER, package, ignore=shutil.ignore_patterns(".*", "build"))
+    (package / "e2e.toml").write_text('expect = ["env GPU_DEVICE_*={attr[uuidd]}"]\n')
+    own = ("--driver-dir", str(package), "--image", IMAGE, "--pull-policy", "Never")
+    code, output = e2e.run(*own, "-x", "-k", "different_devices")
+    assert code == 1, output
+    assert re.search(
+        "no pattern of `expect` is for device node-[12]/gpu-[0-9], which has the attributes .*uuid", output
+    ), output
 
 
 def test_ctrl_c_leaves_nothing_behind(e2e: E2e) -> None:

@@ -316,7 +316,12 @@ class Cluster:
             for key, device in devices.items():
                 if device["node"] != pod["spec"]["nodeName"] and key not in expected:
                     continue
-                for pattern in self._patterns(device, key[0]):
+                patterns = list(self._patterns(device, key[0]))
+                assert patterns or key not in expected or not self.settings.profile["expect"], (
+                    f"e2e.toml: no pattern of `expect` is for device {'/'.join(key)}, which has the attributes "
+                    f"{', '.join(sorted(device.get('attributes') or ())) or 'none'}"
+                )
+                for pattern in patterns:
                     found = any(fnmatchcase(line, _plain(pattern)) for line in lines)
                     assert found or key not in expected, (
                         f"pod {name}, container {container['name']} has device {'/'.join(key)}, but no line {pattern!r} in:\n{text}"
