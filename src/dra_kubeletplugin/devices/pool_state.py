@@ -226,15 +226,13 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], n
             rejected[name] = fault
             continue
         taints, reason = _added(entry, state, policy)
-        gates = entry.gates | {Gate.TAINTS} if taints else entry.gates
+        gates = entry.gates.union([Gate.TAINTS] if taints else [], [Gate.PARTITIONS] if state.per_device else [])
         if gates and gates not in samples:
-            samples[gates] = _marked(entry.json, taints, reason)
+            samples[gates] = _whole(entry, state, taints, reason)
         if not (taints or reason or state.per_device) and gates.isdisjoint(off):  # published as the driver returned it
             devices.append(entry)
             continue
-        json = _marked(entry.json, taints, reason)
-        if state.per_device and json.keys().isdisjoint(NODE_FIELDS):
-            json = {**json, **state.nodes.of_device()}
+        json = _whole(entry, state, taints, reason)
         published = without(json, off)
         if isinstance(published, str):
             rejected[name] = published
@@ -275,6 +273,14 @@ def _added(entry: DeviceEntry, state: PoolState, policy: HealthPolicy) -> tuple[
     if decision is None:
         return [], ""
     return policy.taints_for(decision.fault, decision.information), decision.reason if decision.fault else ""
+
+
+def _whole(entry: DeviceEntry, state: PoolState, added: Sequence[ReadOnlyJSON], reason: str) -> ReadOnlyJSON:
+    """Returns a device as it is published while no gate is off: with its nodes, and as :func:`_marked` returns it."""
+    device = _marked(entry.json, added, reason)
+    if state.per_device and device.keys().isdisjoint(NODE_FIELDS):
+        return {**device, **state.nodes.of_device()}
+    return device
 
 
 def _marked(device: ReadOnlyJSON, added: Sequence[ReadOnlyJSON], reason: str) -> ReadOnlyJSON:

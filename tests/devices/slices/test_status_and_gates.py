@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import RejectionEvents
+from dra_kubeletplugin.devices.slices import ClusterScope, RejectionEvents
+from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.event_recorder import EventRecorder
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.helpers.publisher import (
+    DRIVER,
     ScriptedApiServer,
     json_response,
     make_inventory,
@@ -115,6 +118,22 @@ async def test_an_unhealthy_device_is_withheld_until_it_recovers_if_the_server_d
             await inventory.set_health({}, at=2.0)
             await wait_until(lambda: set(sent(server)) == {"a", "b"})
             await wait_until(lambda: inventory.rejected == {})
+
+
+async def test_a_pool_with_nodes_for_each_device_names_its_gate_although_the_device_with_own_nodes_has_a_fault() -> (
+    None
+):
+    inventory = Inventory("", role=Role.CONTROLLER)
+    faulty = Device("b", nodes=Nodes.named("n"), consumes_counters={"unknown": {"memory": 1}})
+    await inventory.update([Pool("p", [Device("a"), faulty], nodes=Nodes.all())])
+    scope = ClusterScope(DRIVER, "default")
+    async with (
+        scripted_api_server(Features.of("1.34")) as server,
+        running_publisher(server, inventory, scope=scope) as publisher,
+    ):
+        status = await current(publisher)
+    assert status.gates_off == {Gate.PARTITIONS}
+    assert "each device of the pool selects its own nodes" in status.rejected["pool p"]
 
 
 async def test_an_enabled_gate_costs_one_dry_run_and_a_driver_without_gates_sends_none() -> None:
