@@ -140,6 +140,16 @@ def test_the_commands_page_has_every_exit_code_and_every_documented_output() -> 
         assert f"| {code.value} | {meaning}".replace("| head", "\\| head") in shown
 
 
+def test_a_command_loads_only_its_own_package() -> None:
+    """The other packages take half a second, for which a tab of the completion cannot wait."""
+    script = (
+        "import sys; from dra_kubeletplugin.cli import main; main(['completion', 'nodes', '--line', '\\'']); "
+        "print('dra_devkit' in sys.modules, 'dra_tools' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True False\n"
+
+
 # --- arguments in any order --------------------------------------------------------------------------------
 
 

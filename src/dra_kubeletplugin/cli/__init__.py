@@ -31,11 +31,16 @@ PACKAGES = {
 
 
 @functools.cache  # so that a package that cannot be loaded is reported once
-def load_packages() -> None:
-    """Adds the commands of all installed packages. Done only when one of them is needed: a node's plugin never pays for it."""
+def load_packages(only: str = "") -> None:
+    """Adds the commands of all installed packages, or of one of :data:`PACKAGES`.
+
+    Done only when one of them is needed: a node's plugin never pays for it, and a command does not wait for the other packages.
+    """
     import importlib.metadata  # brings email and zipfile
 
     for entry in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
+        if only and entry.module.partition(".")[0] != only.replace("-", "_"):
+            continue
         known = dict(COMMANDS)
         try:
             entry.load()
@@ -55,7 +60,14 @@ def command_parser(name: str) -> Parser:
 def commands() -> dict[str, Parser]:
     """Returns the parser of every command by its words, including the verbs of `dra dev`."""
     load_packages()
-    return {name: command_parser(name) for name in COMMANDS}
+    return {name: command_parser(name) for name in sorted(COMMANDS, key=_package_place)}
+
+
+def _package_place(name: str) -> int:
+    """Returns the position of a command's package: the framework is first. Packages are loaded in any order."""
+    package = COMMANDS[name].package.partition(".")[0]
+    places = [__name__.partition(".")[0], *(p.replace("-", "_") for p in PACKAGES)]
+    return places.index(package) if package in places else len(places)
 
 
 def verbs(name: str) -> list[str]:
@@ -84,7 +96,7 @@ def _run(words: Sequence[str]) -> int:
             print(help_text(COMMANDS, {package: names for package, names in missing.items() if names}))
             return Exit.SUCCESS
     if words[0] not in COMMANDS:
-        load_packages()
+        load_packages(next((package for package, names in PACKAGES.items() if words[0] in names), ""))
     length = 2 if " ".join(words[:2]) in COMMANDS else 1
     name, rest = " ".join(words[:length]), words[length:]
     if name not in COMMANDS:

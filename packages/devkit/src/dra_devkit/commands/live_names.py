@@ -20,7 +20,7 @@ from dra_kubeletplugin.kube.resource import NAMESPACES, NODES, PODS
 KINDS = ("objects", "nodes", "namespaces")
 TIMEOUT = "DRA_COMPLETION_TIMEOUT"
 """The environment variable with the maximum number of seconds."""
-_TIMEOUT = 0.25  # with the start of the command, a tab takes at most 0.3 s
+_TIMEOUT = 0.15  # the start of the command takes as long, and a tab at most 0.3 s
 _MOST = 500  # names of one kind
 # The scripts contain these names unquoted, and bash expands the words of `compgen -W`, also `$(...)`.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
