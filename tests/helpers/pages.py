@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini))\n")
-_FILES = {"python", "yaml", "ini"}
+_NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini|toml))\n")
+_FILES = {"python", "yaml", "ini", "toml"}
 _OUTPUT = {"text"}
 """Output, which cannot be run."""
 
