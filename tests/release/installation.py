@@ -12,6 +12,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from dra_kubeletplugin.cli import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,6 +70,14 @@ def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
         raise AssertionError(f"{' '.join(argv)} has not ended after {timeout:g} s\n{e.stdout}\n{e.stderr}") from None
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+ID_OPTIONS = {"pci": ("--vendor-id", "1d94", "--device-id", "0401"), "chardev": (), "sdk": ()}
+
+
+def create_package(directory: Path, name: str, kind: str, *more: str) -> Path:
+    assert main(["new", name, "--kind", kind, *ID_OPTIONS[kind], "-C", str(directory), *more]) == 0
+    return directory / name
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,16 @@ from dra_devkit.packaging.scaffold.names import MAX_NAME, check_name, near_name
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
-from tests.release.installation import PROJECTS, ROOT, Environment, clean_environment, dependencies_of, run
-
-ID_OPTIONS = {"pci": ("--vendor-id", "1d94", "--device-id", "0401"), "chardev": (), "sdk": ()}
-
-
-def create_package(directory: Path, name: str, kind: str, *more: str) -> Path:
-    assert main(["new", name, "--kind", kind, *ID_OPTIONS[kind], "-C", str(directory), *more]) == 0
-    return directory / name
+from tests.release.installation import (
+    ID_OPTIONS,
+    PROJECTS,
+    ROOT,
+    Environment,
+    clean_environment,
+    create_package,
+    dependencies_of,
+    run,
+)
 
 
 @pytest.fixture(params=KINDS)

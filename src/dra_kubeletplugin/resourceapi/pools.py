@@ -36,7 +36,7 @@ class Pool:
 
     name: str
     devices: Sequence[Device]
-    counter_sets: Sequence[CounterSet] = ()
+    counter_sets: Sequence[CounterSet] = field(default_factory=list)
     nodes: Nodes = field(default_factory=Nodes.this)
     partition_type: str = ""
     skip_node_operations: Sequence[str] = ()

@@ -37,7 +37,7 @@ def install_binaries(folder: Path, **instead: str) -> Path:
     for name in ("etcd", "kube-apiserver"):
         body = instead.get(
             name.replace("-", "_"),
-            f'PYTHONPATH="{ROOT}:{ROOT}/src" exec "{sys.executable}" -m tests.helpers.fake_control_plane {name} "$@"',
+            f'PYTHONPATH="{ROOT}:{ROOT}/src" exec "{sys.executable}" -m packages.devkit.tests.testing.fake_control_plane {name} "$@"',
         )
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""KUBEBUILDER_ASSETS: start, readiness and end of etcd and kube-apiserver, with fake binaries from tests/helpers/fake_control_plane.py."""
+"""KUBEBUILDER_ASSETS: start, readiness and end of etcd and kube-apiserver, with fake binaries from fake_control_plane.py."""
 
 from __future__ import annotations
 

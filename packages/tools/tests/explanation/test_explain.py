@@ -608,3 +608,57 @@ def test_explain_skips_and_reports_a_malformed_object() -> None:
     found = explain_objects(node("a"), pool("a", gpu("g0")), claim(), pod("c"), malformed)
     assert found.state is ExplanationState.UNKNOWN
     assert any("Pod default/odd cannot be read" in n for n in found.notes)
+
+
+# --- derived attributes in constraints (KEP-6080) -------------------------------------------------------
+
+DERIVED_KEY = "derived/key"
+
+
+def numa(name: str, value: int) -> JSON:
+    return gpu(name, attributes={"numa": {"int": value}})
+
+
+def derived(expression: str) -> list[JSON]:
+    return [{"name": DERIVED_KEY, "expression": expression}]
+
+
+def explained_by_derived(wanted: JSON, *devices: JSON) -> Explanation:
+    return explain(Snapshot.of([CLASS, node("a"), pool("a", *devices), wanted, pod("c")]), "p")
+
+
+def pair(expression: str) -> JSON:
+    return claim(count=2, constraints=[{"matchAttribute": DERIVED_KEY}], derivedAttributes=derived(expression))
+
+
+def test_a_pod_fits_whose_devices_have_the_same_derived_attribute() -> None:
+    found = explained_by_derived(
+        pair("device.attributes['gpu.example.com'].numa / 2"), numa("g0", 1), numa("g1", 2), numa("g2", 3)
+    )
+    assert (found.state, found.unevaluated) == (ExplanationState.FITS, ())
+
+
+def test_the_values_of_a_derived_attribute_explain_why_a_constraint_fails() -> None:
+    found = explained_by_derived(pair("device.attributes['gpu.example.com'].numa * 10"), numa("g0", 2), numa("g1", 1))
+    assert found.state is ExplanationState.WAITS
+    assert f"no choice of devices satisfies matchAttribute {DERIVED_KEY}" in found.summary
+    assert "values of the usable devices: 20 on 1, 10 on 1" in repr(found)
+
+
+def test_the_values_of_a_derived_attribute_are_of_the_requests_of_the_constraint() -> None:
+    requests = [
+        {"name": "x", "exactly": {"deviceClassName": "gpu", "derivedAttributes": derived("'first'")}},
+        {"name": "y", "exactly": {"deviceClassName": "gpu", "derivedAttributes": derived("'second'")}},
+    ]
+    wanted = dra(
+        "ResourceClaim", "c", {"devices": {"requests": requests, "constraints": [{"matchAttribute": DERIVED_KEY}]}}
+    )
+    found = explained_by_derived(wanted, numa("g0", 1), numa("g1", 2))
+    assert "values of the usable devices: first on 2, second on 2" in repr(found)
+
+
+def test_an_expression_that_fails_is_the_reason() -> None:
+    found = explained_by_derived(pair("device.attributes['gpu.example.com'].missing"), numa("g0", 1), numa("g1", 2))
+    assert found.state is ExplanationState.WAITS
+    assert f"derived attribute {DERIVED_KEY}: CEL runtime error" in repr(found)
+    assert "no such key: missing" in repr(found)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from dra_kubeletplugin.base.yaml import dump
+
 from .cluster import JSON, POD_NAMESPACE, RESOURCE, Cluster, Driver
 
 _ADMIN = "resource.kubernetes.io/admin-access"
@@ -90,7 +92,7 @@ class Deployment:
     def _render(self) -> str:
         values = str(self.cluster.settings.folder / "deploy/values.yaml")
         with tempfile.TemporaryDirectory() as folder:
-            (overrides := Path(folder, "overrides.yaml")).write_text(yaml.safe_dump(self.overrides))
+            (overrides := Path(folder, "overrides.yaml")).write_text(dump(self.overrides))
             _run(
                 [
                     sys.executable,

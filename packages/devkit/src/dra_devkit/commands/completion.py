@@ -40,6 +40,7 @@ _LIVE = {
     ("dra doctor", "node_name"): "nodes",
     ("dra gather", "node_name"): "nodes",
     ("dra explain", "namespace"): "namespaces",
+    ("dra simulate", "node"): "nodes",
     ("dra simulate", "namespace"): "namespaces",
     ("dra top", "namespace"): "namespaces",
 }

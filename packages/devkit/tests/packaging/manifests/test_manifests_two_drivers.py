@@ -95,10 +95,10 @@ async def running(cluster: LocalCluster, manifests: list[JSON]) -> AsyncIterator
 
 
 async def pod_of(cluster: LocalCluster, daemonset: JSON) -> JSON | None:
-    label = daemonset["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
+    selector = daemonset["spec"]["selector"]["matchLabels"].items()
     listed = await cluster.client.list(PODS, daemonset["metadata"]["namespace"])
     for found in listed["items"]:
-        if found["metadata"].get("labels", {}).get("app.kubernetes.io/name") == label and found["spec"].get("nodeName"):
+        if selector <= found["metadata"].get("labels", {}).items() and found["spec"].get("nodeName"):
             return dict(found)
     return None
 
