@@ -154,4 +154,4 @@ def test_the_extras_of_the_framework_install_all_packages_with_their_commands(in
     assert own_packages(environment) == REQUIRED[together]
     shown = run(environment.path("dra"), "--help", cwd=tmp_path)
     for command in ("run", "dev", "new", "explain", "top", "conformance"):
-        assert re.search(rf"^    {command}\b", shown, re.MULTILINE), shown
+        assert re.search(rf"^  {command}\b", shown, re.MULTILINE), shown

@@ -112,7 +112,8 @@ def _fail_without_command(words: Sequence[str]) -> NoReturn:
     """Reports that the first word is no command."""
     word = words[0]
     if package := next((package for package, names in PACKAGES.items() if word in names), None):
-        fail("dra", f"dra {word} is in {package}: pip install {package}")
+        print_line(f"dra: dra {word} is in {package}: pip install {package}")
+        raise SystemExit(Exit.USAGE)
     if of := next((name.split()[0] for name in COMMANDS if name.split()[1:] == [word]), None):
         fail("dra", f"{word} is a verb of `dra {of}`: did you mean `dra {of} {word}`?")
     if not word.startswith("-"):
