@@ -166,6 +166,15 @@ def _apply_part(objects: list[JSON], change_text: str, place: str, example: str)
     elif m := re.fullmatch(r"ask for (\d) instead of \d in request (r\d)", change_text):
         yield from _with_count(objects, m[2], int(m[1]))
     else:
+        if m := re.match(r"the request has to tolerate (\w):NoSchedule, or the driver", change_text):
+            # The toleration also admits devices of other nodes, with which the mode All can fail a constraint, an error for all nodes.
+            untainted = copy.deepcopy(objects)
+            for spec in (
+                o["spec"] for o in untainted if o["kind"] == "ResourceSlice" and o["spec"].get("nodeName") == place
+            ):
+                for device in spec.get("devices") or []:
+                    device["taints"] = [t for t in device.get("taints") or [] if t["key"] != m[1]]
+            yield untainted
         if not _change_requests(objects, change_text) and not _change_pod(objects, change_text):
             _change_cluster(objects, change_text, place)
         yield objects
@@ -249,6 +258,7 @@ def _claims(objects: list[JSON]) -> list[JSON]:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
 @example(506)  # a request for an extended resource competes for the tainted device and cannot tolerate the taint
+@example(1311506)  # a toleration admits devices of another node, with which the scheduler ends with an error
 @example(177108)  # tolerations of two taints are not enough, but the removal of both taints is
 def test_each_change_alone_makes_the_pod_fit_its_node(seed: int) -> None:
     objects = cluster(Random(seed))
