@@ -74,7 +74,7 @@ class FromFile(_NoWork):
         while True:
             time.sleep(0.005)
             if self._read() != self.last:
-                self.changed()
+                self.rescan()
                 time.sleep(0.2)
 
     def _read(self) -> bytes:

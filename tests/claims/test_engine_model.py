@@ -41,6 +41,7 @@ from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.store.files import LOCK, synced_path
 from dra_kubeletplugin.claims.store.records import NODE_FILE, file_name
 from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.driver import attach
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
 from tests.helpers.crash.claim_manager import FakeApiServer
@@ -208,7 +209,7 @@ class Instance:
             lock_timeout=30,
             reconcile_grace_period=0,
         )
-        self.driver.attach(Host(machine.root / "sys"), options)
+        attach(self.driver, Host(machine.root / "sys"), options)
         inventory = Inventory("node")
         machine.run(
             inventory.update([Pool("node", list(map(published, self.devices)), [CounterSet("s", {"links": LINKS})])])

@@ -17,6 +17,7 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices.pack import WantedSlice
 from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields
 from dra_kubeletplugin.devices.validation import parse_pools
+from dra_kubeletplugin.driver import attach
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import Host
@@ -123,25 +124,19 @@ class Asynchronous(Driver):
         return [Device("a")]
 
 
-class Additional(Asynchronous):
-    async def pools(self) -> list[Pool]:
-        return [*await super().pools(), Pool("fabric", [], nodes=Nodes.all())]
-
-
-@pytest.mark.parametrize("driver", [Plain, Asynchronous, Additional])
+@pytest.mark.parametrize("driver", [Plain, Asynchronous])
 async def test_devices_without_pools_form_one_pool_with_the_node_s_name(driver: type[Driver]) -> None:
     made = driver()
-    made.attach(Host(), Settings(node_name="node-1"), Role.NODE)
+    attach(made, Host(), Settings(node_name="node-1"), Role.NODE)
     found: Any = await query_devices(made, Calls(), "node-1")
     assert next((p.name, [d.name for d in p.devices]) for p in found) == ("node-1", ["a"])
-    assert discovery_method(made) == ("pools" if driver is Additional else "devices")
+    assert discovery_method(made) == "devices"
 
 
 async def test_a_driver_with_only_devices_has_no_pools_for_the_controller() -> None:
     made = Plain()
-    made.attach(Host(), Settings(), Role.CONTROLLER)
+    attach(made, Host(), Settings(), Role.CONTROLLER)
     assert await query_devices(made, Calls(), "") == []
-    assert list(await Calls()(made.pools)) == []
 
 
 def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:

@@ -219,7 +219,7 @@ async def test_the_next_instance_also_explains_an_unhealthy_free_device() -> Non
 
     async with node_with(Driver) as node:
         Driver.report = {"toy-1": Health(False, "the fan stands still")}
-        node.plugin.driver.changed()
+        node.plugin.driver.rescan()
         storage = node.cluster.api.storage
         await wait_until(lambda: [e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy"])
         (event,) = (e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy")

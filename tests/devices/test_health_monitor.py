@@ -174,7 +174,7 @@ async def test_all_streams_receive_a_report_at_once() -> None:
         waiting = [asyncio.create_task(unhealthy(*s)) for s in stubs]
         await reported(node, "toy-0", HEALTHY)
         Monitored.hot = True
-        await asyncio.to_thread(node.plugin.driver.changed)  # A thread of a vendor's library calls it like this.
+        await asyncio.to_thread(node.plugin.driver.rescan)  # A thread of a vendor's library calls it like this.
         async with asyncio.timeout(30):
             await asyncio.gather(*waiting)
             while node.kubelet.health.of(("toy.example.com", "node-1", "toy-0")).health.value != "Unhealthy":

@@ -19,6 +19,7 @@ from dra_devkit.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from dra_kubeletplugin import Config
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.driver.attachment import config_kinds
 from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
 from tests.helpers.parameters import resolve
@@ -37,7 +38,7 @@ def test_the_driver_of_the_page_reads_both_versions(tmp_path: Path) -> None:
     assert found
     (tmp_path / "clocks.py").write_text(found[1])
     driver = load_driver(str(tmp_path / "clocks.py"))()
-    kinds = driver.config_kinds()
+    kinds = config_kinds(driver)
     config, _ = resolve([entry("FromClaim", "v1alpha1", mhz=3000)], kinds, DRIVER, "r")
     assert config == kinds[0](speed="High")
     entries = [entry("FromClass", "v1", speed="High"), entry("FromClaim", "v1", burst=True)]
@@ -92,7 +93,7 @@ def test_the_schema_contains_the_rules_of_fields(tmp_path: Path) -> None:
     found = re.search(r"```python\n# fans.py\n(.*?)```", PAGE, re.DOTALL)
     assert found
     (tmp_path / "fans.py").write_text(found[1])
-    [kind] = load_driver(str(tmp_path / "fans.py"))().config_kinds()
+    [kind] = config_kinds(load_driver(str(tmp_path / "fans.py")))
     fields = json_schema(kind)["properties"]
     assert {k: fields["rpm"][k] for k in ("minimum", "maximum", "multipleOf")} == {
         "minimum": 600,

@@ -499,7 +499,7 @@ async def slices_old() -> list[str]:
     driver = make_toy_class()
     async with node_with(driver) as node, node.api.outage():
         driver.count = 3
-        node.plugin.driver.changed()
+        node.plugin.driver.rescan()
         return await wait_for_readiness_line(node, "slices")
 
 
@@ -536,7 +536,7 @@ async def api_server_unavailable() -> list[str]:
         async with node.api.outage():
             response = await prepare_call(node, ref(claim))
             driver.count = 3
-            node.plugin.driver.changed()
+            node.plugin.driver.rescan()
             return [response.claims[claim["metadata"]["uid"]].error, *await wait_for_readiness_line(node, "slices")]
 
 
@@ -554,7 +554,7 @@ async def scan_faults() -> list[str]:
 
     async with node_with(FaultyScans, discovery_timeout=0.2, rescan_interval=0.5) as node:
         FaultyScans.bind_notes = True
-        node.plugin.driver.changed()
+        node.plugin.driver.rescan()
         seen = await wait_for_readiness_line(node, "the bus does not respond")
         FaultyScans.bind_notes, FaultyScans.hangs = False, True
         return [*seen, *await wait_for_readiness_line(node, "has not returned")]

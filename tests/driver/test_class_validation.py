@@ -22,6 +22,15 @@ class PlainDriver(Driver):
         return []
 
 
+def test_the_class_shows_only_what_authors_use() -> None:
+    """A completion in an editor lists these names."""
+    called = "bind checks devices health pools prepare recover start stop unbind unprepare"
+    offered = "hardware_lock metrics rescan update_metadata"
+    data = "config gates_off metadata name privileged processes role subsystems unhealthy_taint"
+    names = {name for name in dir(Driver) if not name.startswith("_")}
+    assert names == {*called.split(), *offered.split(), *data.split()}
+
+
 @pytest.mark.parametrize(
     "name", ["state", "restart", "is_healthy", "unhealthy", "heal", "smart", "cover", "healthy", "stopped", "starting"]
 )

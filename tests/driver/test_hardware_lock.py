@@ -17,6 +17,7 @@ import pytest
 from dra_kubeletplugin import Device, Driver, Host
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.logs import set_log_fields
+from dra_kubeletplugin.driver import attach
 from dra_kubeletplugin.driver.hardware_lock import HardwareLock
 from dra_kubeletplugin.errors import DriverError, HardwareLockedError
 from tests.helpers.waiting import wait_until
@@ -43,7 +44,7 @@ def test_a_driver_s_lock_is_a_file_in_the_driver_s_folder(tmp_path: Path) -> Non
             return []
 
     driver = Toy()
-    driver.attach(Host(tmp_path), Settings(driver_name=Toy.name, node_name="n", kubelet_root=tmp_path))
+    attach(driver, Host(tmp_path), Settings(driver_name=Toy.name, node_name="n", kubelet_root=tmp_path))
     with driver.hardware_lock("0000:17:00.0"):
         assert files(tmp_path / "plugins" / Toy.name / "hardware-locks") == ["0000:17:00.0.lock"]
         with pytest.raises(HardwareLockedError):

@@ -103,6 +103,7 @@ def raising(error: BaseException) -> Any:
         (driver_class(pools=staticmethod(lambda: [])), r"D.pools is staticmethod, not a method: write `def pools\(self\)`"),
         (driver_class(pools=classmethod(lambda cls: [])), r"D.pools is classmethod, not a method"),
         (driver_class(devices=functools.partial(list)), r"D.devices is partial, not a method"),
+        (driver_class(name=3), "D.name is int, not text"),
         (driver_class(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`"),
         (driver_class(devices=property(lambda self: [])), "D.devices is property, not a method"),
         (driver_class(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
@@ -150,11 +151,6 @@ def test_a_valid_class_is_accepted(cls: type[Driver]) -> None:
 
 def test_a_controller_needs_no_prepare() -> None:
     make(type("D", (Driver,), {"pools": lambda self: []}), Role.CONTROLLER)
-
-
-def test_a_name_that_is_no_text_is_rejected_in_the_class_definition() -> None:
-    with pytest.raises(DriverError, match=r"D.name is int, not text"):
-        driver_class(name=3)
 
 
 # --- files --------------------------------------------------------------------------------------

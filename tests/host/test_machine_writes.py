@@ -10,7 +10,7 @@ import pytest
 
 from dra_devkit.hosts import described
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.driver import Driver
+from dra_kubeletplugin.driver import Driver, attach
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import Host
 
@@ -30,7 +30,7 @@ class Privileged(Unprivileged):
 
 def attached(cls: type[Driver], sysfs: Path) -> Host:
     driver = cls()
-    driver.attach(Host(sysfs), Settings(node_name="node-1"))
+    attach(driver, Host(sysfs), Settings(node_name="node-1"))
     return driver.host
 
 

@@ -91,12 +91,12 @@ async def test_only_devices_in_use_are_reported_when_they_become_unhealthy_or_di
         await node.run_pod()
         ((pool, device),) = await node.plugin.claims.held()
         FailingDevices.unhealthy = {f"toy-{i}": Health(False, "hot") for i in range(4)}
-        node.plugin.driver.changed()
+        node.plugin.driver.rescan()
         found = await event_notes(node, "DeviceUnhealthy")
         assert found["Pod"]["message"] == f"device {pool}/{device} of this claim is unhealthy: hot"
         assert len(events_of(node.cluster.api.storage)) == 2
         FailingDevices.gone = {f"toy-{i}" for i in range(4)}
-        node.plugin.driver.changed()
+        node.plugin.driver.rescan()
         found = await event_notes(node, "DeviceVanished")
         assert found["ResourceClaim"]["message"] == f"device {pool}/{device} of this claim is no longer on the node"
         assert len(events_of(node.cluster.api.storage)) == 4

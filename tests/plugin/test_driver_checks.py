@@ -112,7 +112,7 @@ async def test_a_plugin_is_not_ready_while_a_blocking_check_fails_and_calls_agai
         assert await node.plugin.not_ready() == ["check library: libtoy.so is missing: install libtoy"]
         await node.run_pod()  # the node still serves pods: each prepare decides for itself
         cls.results = [Check("library"), Check("count", "0")]
-        node.driver.changed()
+        node.driver.rescan()
 
         async def is_ready() -> bool:
             return not await node.plugin.not_ready()

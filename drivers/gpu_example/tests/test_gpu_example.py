@@ -9,7 +9,7 @@ from dra_devkit.testing import Api, Node
 from dra_kubeletplugin import Capacity, Gate, Host, Version
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.driver import attach, make
 from dra_kubeletplugin.errors import SettingsError
 
 from gpu_example.driver import Gpu
@@ -153,7 +153,7 @@ def test_a_pod_waits_for_a_gpu_and_runs_when_one_is_free(node: Node[Gpu], api: A
 def attached(options: GpuOptions) -> Gpu:
     driver = make(Gpu, options=options)
     assert isinstance(driver, Gpu)
-    driver.attach(Host(), Settings(node_name="node-1"))
+    attach(driver, Host(), Settings(node_name="node-1"))
     return driver
 
 

@@ -14,7 +14,7 @@ import pytest
 from dra_devkit.testing import ClaimSpec, DriverNode, OpaqueConfig, PodError, Request, node_with
 from dra_kubeletplugin import Host, PermanentError, Quantity
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.driver import attach, make
 
 from nvidia import mps
 from nvidia.config import MpsConfig
@@ -43,7 +43,7 @@ def sharing(config: dict[str, Any] | None = None, kind: str = "GpuConfig") -> di
 def test_linux_accepts_the_paths_of_the_daemons_sockets() -> None:
     driver = make(Nvidia)
     assert isinstance(driver, Nvidia)
-    driver.attach(Host(), Settings(node_name="node", driver_name=Nvidia.name))
+    attach(driver, Host(), Settings(node_name="node", driver_name=Nvidia.name))
     folder = driver._mps_folder("e9f6a2be-b469-4288-8e21-e91a3ceee234")
     assert folder.is_relative_to("/var/lib/kubelet/plugins")
     assert len(f"{folder}/control_privileged") <= 107

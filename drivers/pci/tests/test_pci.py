@@ -16,7 +16,7 @@ from dra_devkit.testing import DriverNode, PodError, node_with
 from dra_kubeletplugin import Host
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.driver import attach, make
 from dra_kubeletplugin.errors import SettingsError
 
 from pci.driver import Pci
@@ -318,6 +318,6 @@ def test_a_local_cluster_never_changes_a_real_machine(tmp_path: Path) -> None:
     description = {"address": "0000:17:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000, "iommu_group": 20}
     (function,) = Host(described.build(tmp_path, {"functions": [description]})).pci()
     driver = Pci()
-    driver.attach(Host(), dataclasses.replace(Settings(), local_cluster=True))
+    attach(driver, Host(), dataclasses.replace(Settings(), local_cluster=True))
     obstacle = driver._vfio_obstacle(type("C", (), {"devices": ()})(), function)
     assert obstacle == "a local cluster does not change the functions of a real machine"

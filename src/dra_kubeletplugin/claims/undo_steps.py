@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
+from ..driver.attachment import overrides
 from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
@@ -172,7 +173,7 @@ class UndoRecorder(UndoRegistrar):
 
 def has_undo(driver: Driver, record: Record) -> bool:
     """Whether a rollback would call the driver at all."""
-    return bool(record.undo or record.shared) or type(driver).unprepare is not Driver.unprepare
+    return bool(record.undo or record.shared) or overrides(driver, "unprepare")
 
 
 async def run_undo(

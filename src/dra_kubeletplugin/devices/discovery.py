@@ -14,6 +14,7 @@ from ..base.backoff import Backoff
 from ..base.telemetry.metrics import Metrics
 from ..base.wakeup import Wakeup
 from ..driver import Driver, Role
+from ..driver.attachment import overrides
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import definition_place, reading_result
 from ..errors import DraError, describe, printable
@@ -38,7 +39,7 @@ class Intervals:
 
 def discovery_method(driver: Driver) -> str:
     """Returns the name of the driver's method that returns its devices."""
-    return "pools" if driver.uses_pools else "devices"
+    return "pools" if overrides(driver, "pools") else "devices"
 
 
 async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
@@ -49,9 +50,9 @@ async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
     Raises:
         DraError: the call failed; see :class:`Calls`.
     """
-    if driver.role is Role.CONTROLLER and not driver.uses_pools:
+    if driver.role is Role.CONTROLLER and not overrides(driver, "pools"):
         return []  # devices() describes the pool of a node, and this process has no node
-    if driver.uses_pools:
+    if overrides(driver, "pools"):
         return await calls(driver.pools)
     devices = await calls(driver.devices)
     with reading_result(driver.devices):
@@ -108,7 +109,7 @@ class DeviceDiscovery:
         ``Intervals.hang`` seconds.
         """
         self._driver.gates_off = off
-        if self._driver.uses_pools:
+        if overrides(self._driver, "pools"):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._intervals.hang):
                     await self.call_now()
@@ -209,7 +210,11 @@ class DeviceDiscovery:
             log.warning("pods may wait for binding conditions: %s", self.note)
 
     def _missing_bind_note(self) -> str:
-        waits = None if self._driver.binds else next((d.name for d in self._inventory if d.binding_conditions), None)
+        waits = (
+            None
+            if overrides(self._driver, "bind")
+            else next((d.name for d in self._inventory if d.binding_conditions), None)
+        )
         if waits is None:
             return ""
         return (

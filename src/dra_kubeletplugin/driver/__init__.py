@@ -1,5 +1,6 @@
 """The public classes for driver authors, and the functions that load and check a driver class."""
 
+from .attachment import attach
 from .bound import BoundClaim, BoundDevice
 from .claim import (
     AllocatedDevice,
@@ -38,6 +39,7 @@ __all__ = [
     "Role",
     "SharedStep",
     "as_flags",
+    "attach",
     "check",
     "declared",
     "load_driver",

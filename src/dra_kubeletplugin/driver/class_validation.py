@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
 from ..base.text import did_you_mean
 from ..errors import DriverError, shown
 from ..resourceapi.types import Taint
@@ -97,6 +98,7 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
+    _check_attributes(cls)
     _check_names(cls)
     if inspect.iscoroutinefunction(cls.__init__):
         raise DriverError(
@@ -106,6 +108,31 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(f"{cls.__name__} has no `devices` method: it must return a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
         raise DriverError(f"{cls.__name__} has no `prepare` method: it must return a list of PreparedDevice")
+    declared(cls)
+    named: dict[tuple[str, str], type[Config]] = {}
+    for kind in _kinds(cls):
+        _check_config(cls, kind)
+        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
+        if other is not kind:  # only the first would ever be read
+            raise DriverError(
+                f"{other.__name__} and {kind.__name__} have the same KIND and API_VERSION: change one of the two"
+            )
+
+
+def _check_attributes(cls: type[Driver]) -> None:
+    """Checks the class attributes that the framework reads."""
+    if not isinstance(cls.name, str):
+        raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
+    if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
+        raise DriverError(
+            f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
+            "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
+        )
+    listed = isinstance(cls.subsystems, Iterable) and not isinstance(cls.subsystems, str)
+    if not listed or not all(isinstance(s, str) and s for s in cls.subsystems):
+        raise DriverError(
+            f"{cls.__name__}.subsystems {cls.subsystems!r} is not a list of kernel subsystems such as ('pci', 'net')"
+        )
     if not isinstance(cls.unhealthy_taint, Taint | None):
         raise DriverError(
             f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: set it to Taint(key=..., effect=...) or None"
@@ -117,15 +144,6 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
         )
-    declared(cls)
-    named: dict[tuple[str, str], type[Config]] = {}
-    for kind in _kinds(cls):
-        _check_config(cls, kind)
-        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
-        if other is not kind:  # only the first would ever be read
-            raise DriverError(
-                f"{other.__name__} and {kind.__name__} have the same KIND and API_VERSION: change one of the two"
-            )
 
 
 def _check_names(cls: type[Driver]) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
-from ..base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
+from ..base.settings import Settings
 from ..errors import DriverError
 from ..host import Host
 from ..host.events import SUBSYSTEMS
@@ -46,6 +46,16 @@ def _do_nothing() -> None:
 
 def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
     raise DriverError("update_metadata(): only a driver that runs in a node plugin has prepared claims")
+
+
+class DriverProcess(NamedTuple):
+    """What a driver requests of its process. Without a process, as in a unit test, a rescan does nothing."""
+
+    rescan: Callable[[], None] = _do_nothing
+    update_metadata: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims
+
+
+NO_PROCESS = DriverProcess()
 
 
 class Driver:
@@ -115,51 +125,9 @@ class Driver:
     log: logging.Logger
     role: Role = Role.NODE
     gates_off: frozenset[str] = frozenset()
-    _look_again: Callable[[], None] = staticmethod(_do_nothing)
-    _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
+    _process: DriverProcess = NO_PROCESS
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        listed = isinstance(cls.subsystems, Iterable) and not isinstance(cls.subsystems, str)
-        if not listed or not all(isinstance(s, str) and s for s in cls.subsystems):
-            raise DriverError(
-                f"{cls.__name__}.subsystems {cls.subsystems!r} is not a list of kernel subsystems such as ('pci', 'net')"
-            )
-        if not isinstance(cls.name, str):
-            raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
-        if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
-            raise DriverError(
-                f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
-                "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
-            )
-
-    def attach(
-        self,
-        host: Host,
-        settings: Settings,
-        role: Role = Role.NODE,
-        look_again: Callable[[], None] = _do_nothing,
-        update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
-    ) -> None:
-        """Connects the driver to this process, once, after ``__init__`` and before any other method. For the framework.
-
-        Args:
-            host: the machine.
-            settings: the options of this process.
-            role: what the process does for the driver.
-            look_again: requests a rescan; :meth:`changed` calls it. Safe from any thread.
-            update: writes a metadata update; :meth:`update_metadata` calls it. Safe from any thread.
-        """
-        self.host = host
-        if not self.privileged:
-            host.forbid_writes(type(self).__name__)
-        self.settings = settings
-        self.role = role
-        self.log = logging.getLogger(f"driver.{type(self).__name__}")
-        self._look_again = look_again
-        self._update = update
-
-    def changed(self) -> None:
+    def rescan(self) -> None:
         """Requests a new call of ``devices`` (or ``pools``) and ``health``, because devices or their health may have changed.
 
         You may call it from any thread and any method. The framework combines calls that follow each other closely. The kubelet gets
@@ -169,7 +137,7 @@ class Driver:
         framework sees a changed device with the next kernel event or after ``rescan_interval`` seconds, and changed health after
         ``health_interval`` seconds.
         """
-        self._look_again()
+        self._process.rescan()
 
     @functools.cached_property
     def metrics(self) -> DriverMetrics:
@@ -250,7 +218,7 @@ class Driver:
             raise DriverError(
                 f"update_metadata(): {type(self).__name__}.metadata is off, so no container has such a file"
             )
-        return self._update(metadata_update(claim, request, network_data, attributes, device))
+        return self._process.update_metadata(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
         """Opens resources that the driver keeps until the process stops, such as the vendor's library.
@@ -270,7 +238,7 @@ class Driver:
         """Returns all devices of this node that claims may get, in the order in which the scheduler should allocate them.
 
         This is the simple form of :meth:`pools`: one pool, with the node's name. Called in the node role: at start, after kernel
-        events, after :meth:`changed`, and every ``rescan_interval`` seconds. Two calls never overlap.
+        events, after :meth:`rescan`, and every ``rescan_interval`` seconds. Two calls never overlap.
 
         A call must be cheap to repeat. It must return the same names for the same hardware, also after a reboot, because claims refer
         to devices by name. New claims do not get a device that you leave out; a claim that holds it keeps it. If the method raises, the
@@ -289,16 +257,7 @@ class Driver:
         the API server, only that device is not published. If a name occurs twice, or the method raises, the framework rejects the whole
         result and keeps the last one.
         """
-        # Only for a subclass that extends the result of `super().pools()`: without an override, discovery.py calls `devices`.
-        if self.role is Role.CONTROLLER:
-            return []
-        result = self.devices()
-        if isinstance(result, Awaitable):
-            return self._one_pool(result)
-        return [Pool(self.settings.node_name, result)]
-
-    async def _one_pool(self, devices: Awaitable[Sequence[Device]]) -> list[Pool]:
-        return [Pool(self.settings.node_name, await devices)]
+        raise DriverError(f"{type(self).__name__} has no `pools` method: it must return a list of Pool")
 
     def prepare(self, claim: Claim) -> DriverResult[PreparedDevice]:
         """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.
@@ -369,7 +328,7 @@ class Driver:
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
         """Returns the health of devices by name. A device that you leave out counts as healthy.
 
-        Called in the node role, every ``health_interval`` seconds and after :meth:`changed`. Two calls never overlap. If it raises or
+        Called in the node role, every ``health_interval`` seconds and after :meth:`rescan`. Two calls never overlap. If it raises or
         hangs, the last reports expire and their devices become unknown.
 
         A key ``name`` refers to the devices of that name in all pools of this node; a key ``pool/name`` refers to one device.
@@ -391,7 +350,7 @@ class Driver:
         """Checks whether this machine has what the driver needs. Returns a :class:`Check` for each requirement, also if it has no problem.
 
         Use it for facts that no other method reports: the version of the vendor's library, the state of a service, or whether the library
-        finds as many devices as PCI. Called in both roles at start, every ``rescan_interval`` seconds and after :meth:`changed`, and by
+        finds as many devices as PCI. Called in both roles at start, every ``rescan_interval`` seconds and after :meth:`rescan`, and by
         ``dra doctor DRIVER`` after :meth:`start`. It must change nothing. Problems are shown in ``/readyz``, in the log and in the metric
         ``dra_driver_check_failing``; ``/readyz?verbose`` also shows checks without a problem.
         """
@@ -411,29 +370,3 @@ class Driver:
         inventory; for a device that no longer exists, all counters of its pool.
         """
         return ()
-
-    @property
-    def uses_pools(self) -> bool:
-        """Whether the driver overrides :meth:`pools`. For the framework."""
-        return type(self).pools is not Driver.pools
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether the driver overrides :meth:`checks`. For the framework."""
-        return type(self).checks is not Driver.checks
-
-    @property
-    def binds(self) -> bool:
-        """Whether the driver overrides :meth:`bind`. For the framework."""
-        return type(self).bind is not Driver.bind
-
-    @property
-    def reports_health(self) -> bool:
-        """Whether devices may become unhealthy: the driver overrides :meth:`health` or starts processes. For the framework."""
-        return type(self).health is not Driver.health or self.processes
-
-    def config_kinds(self) -> Sequence[type[Config]]:
-        """Returns ``config`` as a sequence. For the framework."""
-        if self.config is None:
-            return ()
-        return (self.config,) if isinstance(self.config, type) else tuple(self.config)

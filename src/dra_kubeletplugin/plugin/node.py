@@ -28,7 +28,9 @@ from ..devices.inventory import Inventory
 from ..devices.slices import Leadership, NodeScope, Publisher, PublisherStatus, RejectionEvents, WriteLock
 from ..devices.slices.taint_times import TAINT_TIMES, TaintTimes
 from ..driver import Driver, MetadataUpdate, Role
+from ..driver.attachment import attach, overrides, reports_health
 from ..driver.calls import Calls
+from ..driver.contract import DriverProcess
 from ..errors import NotReadyError, SettingsError, describe, printable
 from ..host import Host
 from ..kube import ApiConfig, KubeClient, load_config
@@ -73,7 +75,7 @@ class Plugin:
         self.metrics = Metrics()
         self.metrics.add(driver.metrics)
         self.host = Host.of(settings)
-        driver.attach(self.host, settings, Role.NODE, self._request_rescan, self._update_metadata)
+        attach(driver, self.host, settings, Role.NODE, DriverProcess(self._request_rescan, self._update_metadata))
         self.calls = Calls()
         self.client = KubeClient(
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
@@ -109,13 +111,13 @@ class Plugin:
         self.rejection_events = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.health_events = HealthEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
-        services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
+        services = DRA_SERVICES + (HEALTH_SERVICES if reports_health(driver) else ())
         self.registration = Registration(
             settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_registered
         )
         self.service = NodeService(self.claims, self.metrics)
         served = [self.service.add_to]
-        if driver.reports_health:
+        if reports_health(driver):
             from .grpc.health import HealthService  # imported here, because it loads two more gRPC services
 
             served.append(HealthService(self.inventory).add_to)
@@ -243,7 +245,7 @@ class Plugin:
 
     async def _publish(self) -> None:
         """Publishes after the first health report: a start must not remove the taint of an unhealthy device. Never returns."""
-        if self.driver.reports_health:
+        if reports_health(self.driver):
             with contextlib.suppress(TimeoutError):  # the driver's health() hangs
                 async with asyncio.timeout(self.settings.discovery_timeout):
                     await self.health.first_call_done.wait()
@@ -259,9 +261,9 @@ class Plugin:
             "registration socket": self._registrar.keep,
             **self.claims.background(),
         }
-        if self.driver.has_checks:
+        if overrides(self.driver, "checks"):
             jobs["checks"] = self.checks.run
-        if self.driver.reports_health:
+        if reports_health(self.driver):
             jobs |= {"health": self.health.run, "health events": self.health_events.run}
         return jobs
 
@@ -362,7 +364,7 @@ class Plugin:
 def _inventory(driver: Driver, settings: Settings) -> Inventory:
     """Creates the driver's inventory with the health policy of its class and of the settings."""
     # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
-    slice_size = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES_IN_SLICE
+    slice_size = MAX_DEVICES_WITH_EXTRAS if reports_health(driver) else MAX_DEVICES_IN_SLICE
     policy = HealthPolicy(
         taint=driver.unhealthy_taint,
         effect=settings.unhealthy_effect,
@@ -372,5 +374,5 @@ def _inventory(driver: Driver, settings: Settings) -> Inventory:
     )
     result_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
     inventory = Inventory(settings.node_name, policy, result_timeout, slice_size=slice_size)
-    inventory.depends_on_gates = driver.uses_pools
+    inventory.depends_on_gates = overrides(driver, "pools")
     return inventory

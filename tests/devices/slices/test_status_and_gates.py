@@ -308,7 +308,7 @@ async def test_a_result_that_changes_after_the_gate_check_is_not_reported_as_a_f
         await wait_until(lambda: not node.plugin.inventory.rejected)
         assert "not published" not in caplog.text
         node.driver.has_invalid_device = True
-        node.driver.changed()
+        node.driver.rescan()
         await wait_until(lambda: node.cluster.events(name) != [])
         assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events arrive in order"
 

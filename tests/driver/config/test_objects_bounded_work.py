@@ -125,8 +125,7 @@ def test_after_ten_faults_another_request_is_not_accepted() -> None:
 
 async def test_small_parameters_are_resolved_on_the_event_loop_and_large_ones_in_a_thread() -> None:
     class StubDriver:
-        def config_kinds(self) -> Any:
-            return KINDS
+        config = KINDS
 
     driver: Any = StubDriver()
     resolver = Resolver(driver, DRIVER)

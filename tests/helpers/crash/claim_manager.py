@@ -15,7 +15,9 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, PluginContext
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.driver.attachment import attach
 from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.driver.contract import DriverProcess
 from dra_kubeletplugin.errors import ApiError, DraError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
@@ -114,7 +116,12 @@ class RunningManager:
             boot,
             self._changed,
         )
-        driver.attach(Host(folder / "sys"), self.settings, update=self.claims.update_metadata)
+        attach(
+            driver,
+            Host(folder / "sys"),
+            self.settings,
+            process=DriverProcess(update_metadata=self.claims.update_metadata),
+        )
 
     def _changed(self) -> None:
         self.changes += 1

@@ -104,7 +104,7 @@ class Nvidia(Driver):
                     self._end_process(str(e))
                     raise
                 ignored = [int(x) for x in self.options.nvidia_ignore_xids]
-                monitor = Monitor(gpus, self.changed, self._end_process, self.log, ignored, self._errors)
+                monitor = Monitor(gpus, self.rescan, self._end_process, self.log, ignored, self._errors)
                 partitions = Partitions(gpus, self._notes(), self.log, self._durations)
                 self._machine = machine.Machine(gpus, root, monitor, partitions)
                 monitor.start()
@@ -213,7 +213,7 @@ class Nvidia(Driver):
         """Requests one scan. A scan calls :meth:`health` again, so repeated requests would never end."""
         if address not in self._scanned_again:
             self._scanned_again.add(address)
-            self.changed()
+            self.rescan()
 
     def checks(self) -> list[Check]:
         bound = {fn.address for fn in self._functions() if fn.driver == KERNEL_DRIVER}
@@ -378,7 +378,7 @@ class Nvidia(Driver):
                     pass
             if persistent:
                 self._set_persistent(address)
-        self.changed()  # the GPU can have another minor number
+        self.rescan()  # the GPU can have another minor number
 
     def _set_persistent(self, address: str) -> None:
         try:

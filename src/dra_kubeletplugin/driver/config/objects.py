@@ -17,6 +17,7 @@ from ...base.json_types import ReadOnlyJSON
 from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
 from .. import Config, Driver
+from ..attachment import config_kinds
 from ..diagnostics.config_errors import MORE
 from .model import MAX_FAULTS
 from .parameters import Parameters
@@ -40,7 +41,7 @@ class ConfigReader:
     @classmethod
     def of(cls, driver: Driver, name: str = "") -> ConfigReader:
         """Returns the reader of one driver. ``name`` is the driver's name, if it differs from the name in its class."""
-        return cls(name or driver.name, driver.config_kinds())
+        return cls(name or driver.name, config_kinds(driver))
 
     def parameters(self) -> Parameters:
         """Returns a reader for the parameters of one object."""

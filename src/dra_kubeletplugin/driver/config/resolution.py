@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...base.json_types import ReadOnlyJSON
 from ...errors import ConfigError, DraError, clip
 from ...resourceapi.types import Device
+from ..attachment import config_kinds
 from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
@@ -48,7 +49,7 @@ class Resolver:
         Raises:
             DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
         """
-        kinds = self._driver.config_kinds()
+        kinds = config_kinds(self._driver)
         parameters = Parameters(kinds, self._name)
         keys = [(request, kinds_of(device.attributes, kinds)) for request, device in wanted]
 

@@ -20,7 +20,9 @@ from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
 from ...devices.slices import ClusterScope, Leadership, Publisher, TaintTimes
 from ...driver import Driver, Role
+from ...driver.attachment import attach, overrides
 from ...driver.calls import Calls
+from ...driver.contract import DriverProcess
 from ...errors import LeaseLostError, NotReadyError, printable
 from ...host import Host
 from ...kube import ApiConfig, KubeClient, load_config
@@ -62,12 +64,7 @@ class Controller:
         self.settings = settings
         self.metrics = Metrics()
         self.metrics.add(driver.metrics)
-        driver.attach(
-            Host.of(settings),
-            settings,
-            Role.CONTROLLER,
-            self._request_rescan,
-        )
+        attach(driver, Host.of(settings), settings, Role.CONTROLLER, DriverProcess(self._request_rescan))
         self.calls = Calls()
         self.client = KubeClient(
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
@@ -77,7 +74,7 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
-        self.inventory.depends_on_gates = driver.uses_pools
+        self.inventory.depends_on_gates = overrides(driver, "pools")
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
@@ -108,7 +105,7 @@ class Controller:
         self.discovery.request()
 
     def _claim_changed(self, uid: str) -> None:
-        if self.driver.binds:
+        if overrides(self.driver, "bind"):
             self.binder.changed(uid)
         self.discovery.claim_ended()
 
@@ -135,7 +132,9 @@ class Controller:
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 always: dict[str, Job] = {"leader election": self._elect, "leader's work": self._lead}
-                jobs = start_tasks(tasks, always | ({"checks": self.checks.run} if self.driver.has_checks else {}))
+                jobs = start_tasks(
+                    tasks, always | ({"checks": self.checks.run} if overrides(self.driver, "checks") else {})
+                )
                 self.serving = True
                 try:
                     yield self
@@ -168,7 +167,7 @@ class Controller:
             "publisher": self.publisher.run,
             "device status": self.reports.run,
         }
-        if self.driver.binds:
+        if overrides(self.driver, "bind"):
             jobs["binding"] = lambda: self.binder.run(self.watch)
         return jobs
 

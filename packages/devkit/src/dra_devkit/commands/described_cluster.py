@@ -13,7 +13,7 @@ from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices.pack import pack
 from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields
-from dra_kubeletplugin.driver import Driver, Role, make
+from dra_kubeletplugin.driver import Driver, Role, attach, make
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.resourceapi.quantity import QuantityError, parse
@@ -126,7 +126,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     """Yields the slices that a plugin's publisher would write into an empty cluster."""
     driver = make(cls, role)
     settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
-    driver.attach(Host.of(settings), settings, role)
+    attach(driver, Host.of(settings), settings, role)
     with without_log("dra_kubeletplugin.devices.inventory"):
         inventory: Inventory = asyncio.run(look(driver, settings))
     where = f"on node {settings.node_name}" if role is Role.NODE else "by the controller"

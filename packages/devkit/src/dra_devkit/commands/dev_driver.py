@@ -29,6 +29,7 @@ from dra_kubeletplugin.cli.shell.signals import StopSignal
 from dra_kubeletplugin.devices.discovery import DeviceDiscovery
 from dra_kubeletplugin.devices.health_monitor import HealthMonitor
 from dra_kubeletplugin.driver import Driver, load_driver
+from dra_kubeletplugin.driver.attachment import reports_health
 from dra_kubeletplugin.driver.health import Health
 from dra_kubeletplugin.errors import DraError, NotReadyError
 from dra_kubeletplugin.plugin.controller.controller import Controller
@@ -124,7 +125,7 @@ async def report_readiness(process: _DriverProcess, health: HealthMonitor | None
 
 async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(report_readiness(plugin, plugin.health if plugin.driver.reports_health else None))
+        tasks.create_task(report_readiness(plugin, plugin.health if reports_health(plugin.driver) else None))
         tasks.create_task(trim_memory(plugin, stop))
 
 

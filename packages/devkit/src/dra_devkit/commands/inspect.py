@@ -26,6 +26,7 @@ from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_state import DeviceKey
 from dra_kubeletplugin.driver import Check, Driver, Role, load_driver, make
+from dra_kubeletplugin.driver.attachment import attach, overrides, reports_health
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.driver.diagnostics.author_errors import definition_place, reading_result
 from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
@@ -104,7 +105,7 @@ async def look(
     inventory = Inventory(node, role=driver.role)
     async with contextlib.AsyncExitStack() as stack:
         await start_driver(stack, driver, calls, settings.start_timeout)
-        if checks is not None and driver.has_checks:
+        if checks is not None and overrides(driver, "checks"):
             checks += await _checks(driver, calls, settings.discovery_timeout)
         try:
             async with asyncio.timeout(settings.discovery_timeout):
@@ -136,7 +137,7 @@ async def _checks(driver: Driver, calls: Calls, timeout: float) -> Sequence[Chec
 
 async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: float) -> str:
     """Queries the driver's health. Returns why the query failed, or an empty string."""
-    if driver.role is not Role.NODE or not driver.reports_health:
+    if driver.role is not Role.NODE or not reports_health(driver):
         return ""
     try:
         async with asyncio.timeout(timeout):
@@ -210,7 +211,7 @@ def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path)
     driver = make(cls, role, given_own(args, cls))
     name, node = settings.driver_name or cls.name, settings.node_name or "node"
     settings = dataclasses.replace(settings, driver_name=name, node_name=node, sysfs_root=root)
-    driver.attach(host, settings, role)
+    attach(driver, host, settings, role)
     faults: list[str] = []
     return asyncio.run(look(driver, settings, faults)), node, faults
 

@@ -25,6 +25,7 @@ from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import put, write
 from dra_kubeletplugin.driver import Driver, Role, load_driver, make
+from dra_kubeletplugin.driver.attachment import attach, config_kinds
 from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.driver.config.kinds import versions
 from dra_kubeletplugin.errors import SettingsError, printable
@@ -249,7 +250,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], h
     with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.devices.inventory"):
         for driver, reader in zip(drivers, readers, strict=True):
             own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)
-            driver.attach(Host.of(own), own, Role.NODE)
+            attach(driver, Host.of(own), own, Role.NODE)
             inventory = asyncio.run(look(driver, own))
             devices = [json.loads(entry.encoded) for pool in inventory.contents() for entry in pool.devices]
             yield {"spec": {"driver": reader.driver, "devices": devices}}
@@ -270,7 +271,7 @@ def _lines(found: Sequence[CheckedObject], style: Style) -> Iterator[str]:
 
 def schema(args: argparse.Namespace) -> int:
     """Prints the schema of all kinds of parameters in their newest versions, or of the kind or version that ``--kind`` selects."""
-    newest = make(load_driver(args.driver)).config_kinds()
+    newest = config_kinds(make(load_driver(args.driver)))
     kinds = list(versions(newest))
     named = [k for k in kinds if args.kind in (k.KIND, k.API_VERSION, f"{k.API_VERSION}/{k.KIND}", k.__name__)]
     # A name of a kind with several versions selects its newest version, which is the first in the list.

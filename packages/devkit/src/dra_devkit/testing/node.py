@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import Driver, Health, check, make
+from dra_kubeletplugin.driver.attachment import reports_health
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.host.described_host import is_described
 from dra_kubeletplugin.plugin.node import Plugin
@@ -226,7 +227,7 @@ class DriverNode(Generic[D]):
             raise FaultError(
                 "health() replaces reports of a driver in this process only: run the test without process=True"
             )
-        if not self.plugin.driver.reports_health:
+        if not reports_health(self.plugin.driver):
             raise FaultError(
                 f"{self.driver_class.__name__} has no health() method, so it cannot report a broken device"
             )

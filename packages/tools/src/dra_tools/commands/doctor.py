@@ -22,7 +22,7 @@ from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
 from dra_kubeletplugin.cli.shell.output import TEXT, put, write
-from dra_kubeletplugin.driver import Check, load_driver, make
+from dra_kubeletplugin.driver import Check, attach, load_driver, make
 from dra_kubeletplugin.errors import DraError, SettingsError, describe
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.host.machine import file_system_root
@@ -148,7 +148,7 @@ def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, froze
     for target in drivers:
         driver = make(load_driver(target))
         name = settings.driver_name or driver.name
-        driver.attach(Host.of(settings), settings)
+        attach(driver, Host.of(settings), settings)
         checks: list[Check] = []
         try:
             inventory = asyncio.run(look(driver, settings, checks=checks))
