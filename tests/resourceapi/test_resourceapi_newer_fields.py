@@ -26,7 +26,15 @@ GROUPED = [
 CARD = CounterSet("card", {"c": 2})
 ON = Features.of(
     "1.37",
-    dict.fromkeys(("DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType", "DRAOptionalNodeOperations"), True),
+    dict.fromkeys(
+        (
+            "DRADeviceCompatibilityGroups",
+            "DRAResourcePoolStatus",
+            "DRAPartitionableDevicesType",
+            "DRAOptionalNodeOperations",
+        ),
+        True,
+    ),
 )
 
 

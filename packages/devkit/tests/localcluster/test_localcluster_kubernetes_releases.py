@@ -68,7 +68,7 @@ SLICES_WITH: Mapping[str, tuple[JSON, tuple[str, ...]]] = {
 }
 REQUIRED_GATES = {
     "DRADeviceCompatibilityGroups": ("DRAPartitionableDevices",),
-    "DRAPartitionableDevicesType": ("DRAPartitionableDevices",),
+    "DRAPartitionableDevicesType": ("DRAPartitionableDevices", "DRAResourcePoolStatus"),
 }
 
 

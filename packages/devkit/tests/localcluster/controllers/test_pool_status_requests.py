@@ -187,31 +187,57 @@ async def partitioned(cluster: LocalCluster, devices: list[JSON], **spec: Any) -
     await cluster.apply(one, other)
 
 
+TYPES = "DRAPartitionableDevicesType"
+
+
+def of_type(kind: str, total: int, allocatable: int, attribute: str = PROFILE) -> JSON:
+    return {"attribute": attribute, "type": kind, "total": total, "allocatable": allocatable}
+
+
 async def test_a_view_of_partitions_counts_what_the_shared_counters_still_allow() -> None:
-    async with running("1.37", "DRAPartitionableDevicesType") as cluster:
-        await partitioned(cluster, PARTITIONS, partitionTypeAttribute=PROFILE)
+    async with running("1.37", TYPES) as cluster:
+        whole = {"name": "cooler"}  # it consumes no counters, so it is no partition
+        await partitioned(cluster, [*PARTITIONS, whole], partitionTypeAttribute=PROFILE)
         await allocate(cluster, "node-3", "half-1")
-        summary = [{"type": "full", "total": 1, "allocatable": 0}, {"type": "half", "total": 2, "allocatable": 1}]
-        counts = {"totalDevices": 3, "allocatedDevices": 1, "availableDevices": 2, "resourceSliceCount": 2}
+        counts = {"totalDevices": 4, "allocatedDevices": 1, "availableDevices": 3, "resourceSliceCount": 2}
+        summary = [of_type("full", 1, 0), of_type("half", 2, 1)]
         await until_pools(cluster, {"node-3": {**counts, "generation": 7, "partitionSummary": summary}})
         await allocate(cluster, "node-3", "full")  # KEP-5677: both halves are blocked by the counter
-        summary = [{"type": "full", "total": 1, "allocatable": 0}, {"type": "half", "total": 2, "allocatable": 0}]
+        summary = [of_type("full", 1, 0), of_type("half", 2, 0)]
         await until_pools(cluster, {"node-3": {"allocatedDevices": 2, "partitionSummary": summary}})
 
 
-async def test_a_pool_without_types_of_partitions_shows_its_counters() -> None:
-    async with running("1.37") as cluster:
+async def test_a_request_names_the_attribute_of_types_for_a_pool_whose_slices_name_none() -> None:
+    async with running("1.37", TYPES) as cluster:
         await partitioned(cluster, PARTITIONS)
-        await allocate(cluster, "node-3", "half-1")
-        memory = {"capacity": "80Gi", "consumed": "40Gi", "available": "40Gi"}
-        await until_pools(cluster, {"node-3": {"counterSets": [{"name": "gpu-0", "counters": {"memory": memory}}]}})
+        await until_pools(cluster, {"node-3": {"totalDevices": 3}})
+        assert "partitionSummary" not in (await pools_of(cluster))["node-3"]
+        await cluster.apply(request("typed", defaultPartitionTypeAttribute=PROFILE))
+        [found] = (await completed(cluster, "typed"))["pools"]
+        assert found["partitionSummary"] == [of_type("full", 1, 1), of_type("half", 2, 2)]
+
+
+async def test_the_attribute_that_a_slice_names_comes_before_that_of_the_request() -> None:
+    async with running("1.37", TYPES) as cluster:
+        await partitioned(cluster, PARTITIONS, partitionTypeAttribute=PROFILE)
+        await until_pools(cluster, {"node-3": {"totalDevices": 3}})
+        await cluster.apply(request("typed", defaultPartitionTypeAttribute=f"{DRIVER}/other"))
+        [found] = (await completed(cluster, "typed"))["pools"]
+        assert found["partitionSummary"] == [of_type("full", 1, 1), of_type("half", 2, 2)]
+
+
+async def test_without_the_gate_of_types_a_request_loses_its_attribute() -> None:
+    async with running("1.37") as cluster:
+        [created] = await cluster.apply(request(defaultPartitionTypeAttribute=PROFILE))
+        assert created["spec"] == {"driver": DRIVER, "limit": 100}
 
 
 async def test_1_36_has_no_views() -> None:
     async with running("1.36") as cluster:
         await partitioned(cluster, PARTITIONS)
         await until_pools(cluster, {"node-3": {"totalDevices": 3}})
-        assert "counterSets" not in (await pools_of(cluster))["node-3"]
+        found = (await pools_of(cluster))["node-3"]
+        assert found.keys().isdisjoint({"partitionSummary", "shareableSummary"})
 
 
 UNTYPED: JSON = {**PARTITIONS[1], "name": "untyped", "attributes": {"profile": {"int": 1}}}
@@ -232,7 +258,7 @@ UNTYPED: JSON = {**PARTITIONS[1], "name": "untyped", "attributes": {"profile": {
     ],
 )
 async def test_an_inconsistent_pool_has_an_error_beside_its_counts(devices: list[JSON], error: str) -> None:
-    async with running("1.37", "DRAPartitionableDevicesType") as cluster:
+    async with running("1.37", TYPES) as cluster:
         await partitioned(cluster, devices, partitionTypeAttribute=PROFILE)
         await until_pools(cluster, {"node-3": {"totalDevices": 4, "validationError": error}})
         found = (await pools_of(cluster))["node-3"]

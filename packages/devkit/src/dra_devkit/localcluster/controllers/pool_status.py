@@ -1,13 +1,13 @@
 """Calculates the status of pools for ResourcePoolStatusRequests (KEP-5677): how many of their devices are free.
 
 Kubernetes 1.36 counts each allocation of a device, also with admin access, and no device as unavailable. 1.37 counts a device once, counts
-tainted devices as unavailable, and adds views of partitions, counters and shared capacity.
+tainted devices as unavailable, and adds views of partitions and of shared capacity.
 Source: kube-controller-manager's resourcepoolstatusrequest-controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,12 +37,14 @@ class _Pool:
 
     Attributes:
         results: its allocated devices, each without admin access.
+        default_type: the attribute with the type of a partition, if no slice with devices names one.
     """
 
     driver: str
     name: str
     slices: Sequence[ReadOnlyJSON]
     results: Sequence[ReadOnlyJSON]
+    default_type: str | None = None
 
     @cached_property
     def devices(self) -> list[ReadOnlyJSON]:
@@ -55,6 +57,12 @@ class _Pool:
     @cached_property
     def counter_sets(self) -> list[ReadOnlyJSON]:
         return [counters for sl in self.slices for counters in sl["spec"].get("sharedCounters") or []]
+
+    def partitions(self) -> Iterator[tuple[str, ReadOnlyJSON]]:
+        """Yields the devices whose type of partition is named by an attribute, each with this attribute."""
+        named = [(sl["spec"].get("partitionTypeAttribute"), sl["spec"].get("devices") or ()) for sl in self.slices]
+        default = None if any(name and devices for name, devices in named) else self.default_type
+        yield from ((attribute, d) for name, devices in named if (attribute := name or default) for d in devices)
 
     def available_counters(self) -> Counters:
         """Returns the rest of each counter. A device consumes counters once, however many claims share it."""
@@ -94,7 +102,11 @@ def pool_statuses(
     for result in (r for claim in claims for r in results_of(claim)):
         if result["driver"] == driver and (is_1_36 or not result.get("adminAccess")):
             results.setdefault(result["pool"], []).append(result)
-    pools = [_Pool(driver, name, found, results.get(name, ())) for (_, name), found in newest_by_pool(selected).items()]
+    default = spec.get("defaultPartitionTypeAttribute")
+    pools = [
+        _Pool(driver, name, found, results.get(name, ()), default)
+        for (_, name), found in newest_by_pool(selected).items()
+    ]
     return [_status(pool, rules, is_1_36=is_1_36) for pool in sorted(pools, key=lambda p: p.name)]
 
 
@@ -137,7 +149,7 @@ def _views(pool: _Pool) -> JSON:
     """Returns the views of 1.37. An error of one view does not affect the counts of the pool."""
     out: JSON = {}
     errors = []
-    for view in (_counter_view, _shareable_summary):
+    for view in (_partition_summary, _shareable_summary):
         try:
             out |= view(pool)
         except _ViewError as e:
@@ -147,36 +159,31 @@ def _views(pool: _Pool) -> JSON:
     return out
 
 
-def _counter_view(pool: _Pool) -> JSON:
-    """Returns the summary by types of partitions if the slices name the attribute of the type, else the counters."""
-    attributes = {sl["spec"].get("partitionTypeAttribute") for sl in pool.slices}
-    if attributes == {None}:
-        return {"counterSets": _counter_sets(pool)} if pool.counter_sets else {}
-    if len(attributes) > 1:
-        raise pool.error("PartitionTypeMissing", "has slices that declare different partitionTypeAttribute values")
-    if not pool.counter_sets:
+def _partition_summary(pool: _Pool) -> JSON:
+    """Returns the partitions by the attribute that names their type, and by type. Devices without counters are no partitions."""
+    partitions = list(pool.partitions())
+    if partitions and not pool.counter_sets:
         raise pool.error("PartitionTypeMissing", "declares partitionTypeAttribute but publishes no sharedCounters")
-    return {"partitionSummary": _partition_summary(pool, str(attributes.pop()))}
-
-
-def _partition_summary(pool: _Pool, attribute_name: str) -> list[JSON]:
-    by_type: dict[str, list[ReadOnlyJSON]] = {}
-    for device in pool.devices:
-        kind = (attribute(device, pool.driver, attribute_name) or {}).get("string")
-        where = f"in pool {pool.driver}/{pool.name}"
+    where = f"in pool {pool.driver}/{pool.name}"
+    by_type: dict[tuple[str, str], list[ReadOnlyJSON]] = {}
+    for name, device in partitions:
+        if not device.get("consumesCounters"):
+            continue
+        kind = (attribute(device, pool.driver, name) or {}).get("string")
         if kind is None:
-            text = f'device "{device["name"]}" {where} does not carry partition type attribute "{attribute_name}"'
+            text = f'device "{device["name"]}" {where} does not carry partition type attribute "{name}"'
             raise _ViewError(f"PartitionTypeMissing: {text}")
-        alike = by_type.setdefault(kind, [])
+        alike = by_type.setdefault((name, kind), [])
         if alike and _cost(alike[0]) != _cost(device):
             text = f'devices of partition type "{kind}" {where} consume different counters'
             raise _ViewError(f"PartitionCostMismatch: {text}")
         alike.append(device)
-    summary = [
-        {"type": kind, "total": len(alike), "allocatable": _allocatable(pool, alike)}
-        for kind, alike in sorted(by_type.items())
+    summary: list[JSON] = [
+        {"attribute": name, "type": kind, "total": len(alike), "allocatable": _allocatable(pool, alike)}
+        for (name, kind), alike in sorted(by_type.items())
     ]
-    return pool.checked(summary, "PartitionSummaryOverCap", "partition types")
+    checked = pool.checked(summary, "PartitionSummaryOverCap", "partition types")
+    return {"partitionSummary": checked} if checked else {}
 
 
 def _cost(device: ReadOnlyJSON) -> list[tuple[str, str, Quantity]]:
@@ -193,18 +200,6 @@ def _allocatable(pool: _Pool, alike: Sequence[ReadOnlyJSON]) -> int:
             consume(rest, device, 1)
             count += 1
     return count
-
-
-def _counter_sets(pool: _Pool) -> list[JSON]:
-    rest = pool.available_counters()
-    sets = []
-    for counter_set in sorted(pool.counter_sets, key=lambda s: str(s["name"])):
-        counters = {}
-        for name, counter in counter_set["counters"].items():
-            capacity, available = parse(counter["value"]), rest[counter_set["name"], name]
-            counters[name] = _amounts("capacity", capacity, capacity - available)
-        sets.append({"name": counter_set["name"], "counters": counters})
-    return pool.checked(sets, "CounterSetsOverCap", "counter sets")
 
 
 def _shareable_summary(pool: _Pool) -> JSON:

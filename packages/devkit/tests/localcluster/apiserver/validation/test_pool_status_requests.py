@@ -20,7 +20,8 @@ CONDITION = {"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z", "re
 
 @pytest.fixture
 async def client() -> AsyncIterator[KubeClient]:
-    gates, versions = {"DRAResourcePoolStatus": True}, {"resource.k8s.io/v1alpha3": True}
+    gates = dict.fromkeys(("DRAResourcePoolStatus", "DRAPartitionableDevicesType"), True)
+    versions = {"resource.k8s.io/v1alpha3": True}
     api = ApiServer(features=Features.of("1.37", gates, versions))
     await api.start()
     try:
@@ -42,6 +43,8 @@ def request(**spec: Any) -> JSON:
         ({"driver": "invalid driver!"}, "spec.driver: Invalid value"),
         ({"poolName": ""}, "spec.poolName: Invalid value"),
         ({"poolName": "a//b"}, "spec.poolName: Invalid value"),
+        ({"defaultPartitionTypeAttribute": "profile"}, "spec.defaultPartitionTypeAttribute: Invalid value"),
+        ({"defaultPartitionTypeAttribute": "a/b!"}, "spec.defaultPartitionTypeAttribute: Invalid value"),
         ({"limit": 0}, "spec.limit: Invalid value: 0: must be greater than or equal to 1"),
         ({"limit": 1001}, "spec.limit: Invalid value: 1001: must be less than or equal to 1000"),
     ],
@@ -94,7 +97,10 @@ async def test_the_spec_never_changes(client: KubeClient) -> None:
             "status.pools[0].validationError: Too long",
         ),
         (
-            {"poolCount": 1, "pools": [{**POOL, "partitionSummary": [{"type": str(i)} for i in range(33)]}]},
+            {
+                "poolCount": 1,
+                "pools": [{**POOL, "partitionSummary": [{"attribute": "a/b", "type": str(i)} for i in range(33)]}],
+            },
             "status.pools[0].partitionSummary: Too many: 33",
         ),
         (

@@ -22,7 +22,6 @@ _MAX_ENTRIES = 32  # entries of each list of a pool
 _MAX_CONDITIONS = 10
 _IMMUTABLE = "field is immutable"
 _COUNTS = ("totalDevices", "allocatedDevices", "availableDevices", "unavailableDevices", "generation")
-_LISTS = ("partitionSummary", "counterSets")
 
 
 def validate_request(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
@@ -33,6 +32,8 @@ def validate_request(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldE
     out = common.driver_name(spec.get("driver", ""), "spec.driver")
     if (pool := spec.get("poolName")) is not None:
         out += _pool_name(pool, "spec.poolName")
+    if (attribute := spec.get("defaultPartitionTypeAttribute")) is not None:
+        out += common.qualified_name(attribute, "spec.defaultPartitionTypeAttribute", fully=True)
     limit = spec.get("limit", _MAX_POOLS)
     out += _at_least(spec, "limit", 1, "spec")
     return (
@@ -76,7 +77,10 @@ def _pool(pool: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
     if len(pool.get("validationError", "").encode()) > _MAX_ERROR:
         yield too_long(f"{path}.validationError", _MAX_ERROR)
     shares = (pool.get("shareableSummary") or {}).get("capacity") or []
-    for where, entries in (*((f, pool.get(f) or []) for f in _LISTS), ("shareableSummary.capacity", shares)):
+    for where, entries in (
+        ("partitionSummary", pool.get("partitionSummary") or []),
+        ("shareableSummary.capacity", shares),
+    ):
         if len(entries) > _MAX_ENTRIES:
             yield too_many(f"{path}.{where}", len(entries), _MAX_ENTRIES)
 
