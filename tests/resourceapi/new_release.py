@@ -31,18 +31,20 @@ class ChangedTree:
         self.changed.add(path)
 
     def add_rows(self, block: str) -> None:
-        """Adds the rows of a block of the page to their sections of the table. A row replaces the row with the same name."""
+        """Adds the rows of a block of the page to their sections of the table. A row replaces the row of its section with the same name.
+
+        A block without a section replaces the only row with this name.
+        """
         section = ""
         for line in filter(None, block.splitlines()):
             if line.startswith("["):
                 section = line
                 continue
             text, name = (self.folder / TABLE).read_text(), line.partition(" = ")[0]
-            known = re.search(rf"(?m)^{re.escape(name)} = .*\n", text)
-            rows = re.search(rf"(?ms)^{re.escape(section)}.*?\n\n", text)
+            rows = re.search(rf"(?ms)^{re.escape(section)}.*?\n\n" if section else "(?s).*", text)
             assert rows is not None, f"{TABLE} has no section {section}"
-            if known:
-                self.replace(TABLE, known[0], f"{line}\n")
+            if known := re.search(rf"(?m)^{re.escape(name)} = .*\n", rows[0]):
+                self.replace(TABLE, rows[0], rows[0].replace(known[0], f"{line}\n"))
             else:
                 self.replace(TABLE, rows[0], f"{rows[0][:-1]}{line}\n\n")
 

@@ -52,14 +52,14 @@ _DIFFERENT_IN_RELEASE: Mapping[tuple[str, str], str] = {
 _STABLE_VERSION = "v1"
 
 
-def _all_versions(*kinds: str) -> tuple[str, ...]:
+def all_versions(*kinds: str) -> tuple[str, ...]:
     """Returns the versions of kinds in all releases, preferred first."""
     newest_first = (version for kind in kinds for served in reversed(_TABLE.kinds[kind].values()) for version in served)
     return tuple(dict.fromkeys(newest_first))
 
 
-API_VERSIONS = _all_versions("ResourceSlice", "DeviceTaintRule")  # of resource.k8s.io, preferred first
-POD_GROUP_VERSIONS = _all_versions("PodGroup")  # of scheduling.k8s.io, preferred first
+API_VERSIONS = all_versions("ResourceSlice", "DeviceTaintRule")  # of resource.k8s.io, preferred first
+POD_GROUP_VERSIONS = all_versions("PodGroup")  # of scheduling.k8s.io, preferred first
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 
-from ..kubernetes_releases import Features
+from ..kubernetes_releases import POD_GROUP_VERSIONS, Features
 from ..scheduling.framework import pod_groups as podgroups
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def pool_requests(features: Features) -> Resource | None:
     return Resource(GROUP, version, "resourcepoolstatusrequests") if version else None
 
 
-POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=True) for v in ("v1alpha2", "v1beta1")}
+POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=True) for v in POD_GROUP_VERSIONS}
 
 
 def pod_groups(features: Features) -> Resource | None:

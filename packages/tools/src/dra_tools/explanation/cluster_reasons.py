@@ -130,6 +130,13 @@ def open_claims(view: SchedulerView, pod: PodInfo) -> list[dict[str, Any]]:
     return [c for c in claims_of(view, pod) if not is_allocated(c)]
 
 
+def open_claims_and_classes(view: SchedulerView, pod: PodInfo) -> list[ReadOnlyJSON]:
+    """Returns the claims of :func:`open_claims`, and the DeviceClasses of their requests."""
+    claims = open_claims(view, pod)
+    names = dict.fromkeys(str(one["deviceClassName"]) for c in claims for _, one in named_requests(c["spec"]))
+    return [*claims, *(view.cache.classes[name] for name in names if name in view.cache.classes)]
+
+
 def entries(pod: PodInfo) -> list[dict[str, Any]]:
     return list(pod.spec.get("resourceClaims") or [])
 

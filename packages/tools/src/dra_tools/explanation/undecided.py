@@ -12,7 +12,7 @@ from ..scheduler_view import SchedulerView, name_of, named_requests
 from ..unevaluated.objects import not_evaluated
 from ..unevaluated.parts import UnevaluatedPart, merged
 from . import unread_objects
-from .cluster_reasons import open_claims
+from .cluster_reasons import open_claims, open_claims_and_classes
 from .model import NOT_TRIED, Explanation, ExplanationState
 from .node_feasibility import Feasibility, unexamined_features
 from .summary import summarize
@@ -23,7 +23,7 @@ _DECIDED = {ExplanationState.FITS, ExplanationState.WAITS}
 def conclude(view: SchedulerView, pod: PodInfo, known: Explanation, feasibility: Feasibility) -> Explanation:
     """Returns the explanation of a waiting pod with its state and summary, after its nodes were examined.
 
-    A part of a claim that is not evaluated may change any result. A part of the pod or of a device only adds a condition, so a
+    A part of a claim or its class that is not evaluated may change any result. A part of the pod or of a device only adds a condition, so a
     node that refuses the pod still refuses it.
     """
     known = replace(known, notes=(*known.notes, *dict.fromkeys(_impossible_keys(view, pod))))
@@ -33,7 +33,8 @@ def conclude(view: SchedulerView, pod: PodInfo, known: Explanation, feasibility:
     found = summarize(known, may_fit=unseen, may_not_fit=unread_objects.may_not_fit(view, pod))
     if found.groups and not found.nodes and not unread_objects.can_try(view):
         found = replace(found, notes=(*found.notes, NOT_TRIED))
-    of_claims = [part for claim in open_claims(view, pod) for part in not_evaluated(view.snapshot, claim)]
+    wanted = open_claims_and_classes(view, pod)
+    of_claims = [part for obj in wanted for part in not_evaluated(view.snapshot, obj)]
     if of_claims and found.state in _DECIDED and set(known.reasons) <= set(feasibility.reasons):
         return replace(_undecided(found, of_claims), reasons=(), groups=(), changes=())
     if found.state is not ExplanationState.FITS:

@@ -275,8 +275,8 @@ class _Simulator:
         node = scoring.best(
             info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, has_alternatives=claims.has_alternatives
         )
-        for claim in cluster_reasons.open_claims(self.view, info):
-            self._unevaluated.update(dict.fromkeys(not_evaluated(self.view.snapshot, claim)))
+        for obj in cluster_reasons.open_claims_and_classes(self.view, info):
+            self._unevaluated.update(dict.fromkeys(not_evaluated(self.view.snapshot, obj)))
         devices = self._take(info, claims, node.name, undo)
         cache.place(info, node.name)
         undo.callback(cache.displace, info.uid)

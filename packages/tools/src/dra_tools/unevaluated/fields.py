@@ -9,23 +9,19 @@ from typing import Any
 from dra_devkit.schemas.object_fields import fields_at
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.conversion import GROUP
-from dra_kubeletplugin.resourceapi.fields import ApiField, fields_of, rows
+from dra_kubeletplugin.resourceapi.fields import ApiField, fields_of, rows, table
 
 
 @functools.cache
 def unevaluated_fields() -> tuple[tuple[str, ApiField], ...]:
     """Returns the fields that the allocator does not evaluate, each with its kind, from the table of fields of the framework."""
-    kinds = ("ResourceClaim", "ResourceSlice")
-    return tuple((kind, field) for kind in kinds for field in fields_of(kind) if field.row.unevaluated)
+    return tuple((kind, field) for kind in table().kinds for field in fields_of(kind) if field.row.unevaluated)
 
 
 def unevaluated_features(obj: ReadOnlyJSON) -> Iterator[str]:
-    """Yields the features that a claim, template or slice uses and that are not evaluated, each once."""
-    kind, inner = str(obj.get("kind")), obj
-    if kind == "ResourceClaimTemplate":
-        kind, inner = "ResourceClaim", obj.get("spec") or {}
-    fields = [f for k, f in unevaluated_fields() if k == kind]
-    used = (f.row.unevaluated for f in fields if any(parent[key] for parent, key, _ in fields_at(inner, f.path)))
+    """Yields the features that an object uses and that are not evaluated, each once."""
+    fields = (field for kind, field in unevaluated_fields() if kind == obj.get("kind"))
+    used = (f.row.unevaluated for f in fields if any(parent[key] for parent, key, _ in fields_at(obj, f.path)))
     yield from dict.fromkeys(used)
 
 

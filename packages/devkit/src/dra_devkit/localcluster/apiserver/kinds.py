@@ -9,7 +9,7 @@ from typing import Any
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 
-from ...kubernetes_releases import POD_GROUP_VERSIONS, Features
+from ...kubernetes_releases import POD_GROUP_VERSIONS, Features, all_versions, versions_of
 from ...scheduling.framework import pod_groups
 from . import columns
 from .columns import Column
@@ -111,7 +111,6 @@ _WITHOUT_GENERATION = frozenset(
         "podgroups.scheduling.k8s.io",
     }
 )
-_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
@@ -134,6 +133,12 @@ _EVENT_FIELDS = (
     "source",
     "type",
 )
+
+
+def _dra(kind: str, plural: str, *, namespaced: bool = False, **more: Any) -> ServedKind:
+    """Returns a kind of resource.k8s.io in the versions of all releases."""
+    return ServedKind(GROUP, all_versions(kind), kind, plural, namespaced, **more)
+
 
 KINDS = (
     ServedKind(
@@ -306,14 +311,12 @@ KINDS = (
     ServedKind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
     ServedKind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
     ServedKind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
-    ServedKind(GROUP, _DRA_VERSIONS, "ResourceSlice", "resourceslices", False),
-    ServedKind(
-        GROUP, _DRA_VERSIONS, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")
-    ),
-    ServedKind(GROUP, _DRA_VERSIONS, "ResourceClaimTemplate", "resourceclaimtemplates", True),
-    ServedKind(GROUP, _DRA_VERSIONS, "DeviceClass", "deviceclasses", False),
-    ServedKind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
-    ServedKind(GROUP, ("v1alpha3",), "ResourcePoolStatusRequest", "resourcepoolstatusrequests", False, status=True),
+    _dra("ResourceSlice", "resourceslices"),
+    _dra("ResourceClaim", "resourceclaims", namespaced=True, status=True, subresources=("binding", "driver")),
+    _dra("ResourceClaimTemplate", "resourceclaimtemplates", namespaced=True),
+    _dra("DeviceClass", "deviceclasses"),
+    _dra("DeviceTaintRule", "devicetaintrules", status=True),
+    _dra("ResourcePoolStatusRequest", "resourcepoolstatusrequests", status=True),
 )
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
@@ -360,12 +363,11 @@ class Registry:
 
 def _as_of(kind: ServedKind, features: Features) -> ServedKind:
     """Returns a kind as the release serves it. It has no versions if the release does not serve it."""
-    if kind.group == GROUP and kind.kind == "DeviceTaintRule":
-        return replace(kind, versions=features.taint_rules)
-    if kind.group == GROUP and kind.kind == "ResourcePoolStatusRequest":
-        return replace(kind, versions=features.pool_status_requests)
-    if kind.group == GROUP and kind.kind == "ResourceSlice":
-        return replace(kind, selectable=features.slice_fields)
+    if kind.group == GROUP:
+        needs_gate = kind.kind == "ResourcePoolStatusRequest"
+        versions = features.pool_status_requests if needs_gate else versions_of(kind.kind, features.release)
+        selectable = features.slice_fields if kind.kind == "ResourceSlice" else ()
+        return replace(kind, versions=versions, selectable=selectable)
     if kind.versions == POD_GROUP_VERSIONS:
         return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
     return kind
