@@ -25,7 +25,7 @@ class Idle(_NoWork):
     name = "idle.example.com"
 
     async def devices(self) -> list[Device]:
-        return [Device(f"d-{i}", {"index": i}) for i in range(128)]
+        return [Device(f"d-{i}", attributes={"index": i}) for i in range(128)]
 
 
 class Described(Idle):
@@ -57,7 +57,9 @@ class Many(_NoWork):
     name = "many.example.com"
 
     def devices(self) -> list[Device]:
-        return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]
+        return [
+            Device(f"d-{i}", attributes={f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)
+        ]
 
 
 class FromFile(_NoWork):
@@ -87,7 +89,7 @@ class FromFile(_NoWork):
         changed = {wanted.get("changed"): {"attribute0": "changed"}}
         taints = {wanted.get("tainted"): [Taint(key="file.example.com/sick")]}
         out = [
-            Device(f"d-{i}", {**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
+            Device(f"d-{i}", attributes={**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
             for i in range(wanted.get("count", 0))
         ]
         if self.written != self.last:  # the framework also calls devices() at regular intervals

@@ -35,7 +35,7 @@ class Fleet(Driver):
     revision = 0
 
     async def devices(self) -> list[Device]:
-        return [Device(f"d-{i}", {"index": i, "revision": self.revision}) for i in range(8)]
+        return [Device(f"d-{i}", attributes={"index": i, "revision": self.revision}) for i in range(8)]
 
     async def health(self) -> dict[str, Health]:
         return {f"d-{i}": Health.HEALTHY for i in range(8)}

@@ -24,7 +24,7 @@ class NetworkDriver(Driver):
     metadata = True
 
     def devices(self) -> list[Device]:
-        return [Device("eth-0", {"speed": 100})]
+        return [Device("eth-0", attributes={"speed": 100})]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared(ContainerEdits(env={"NIC": d.name})) for d in claim.devices]

@@ -39,7 +39,7 @@ OTHER = "0b6a0c1e-0000-4000-8000-000000000002"
 def device(request: str = "gpu/large", name: str = "gpu-0", **attributes: Any) -> AllocatedDevice:
     return AllocatedDevice(
         request=request, pool="node", name=name, share_id=None, admin_access=False, consumed_capacity={}, config=None,
-        config_source="", device=Device(name, attributes={"model": "A", **attributes}),
+        config_source="", published=Device(name, attributes={"model": "A", **attributes}),
     )  # fmt: skip
 
 

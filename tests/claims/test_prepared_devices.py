@@ -40,7 +40,7 @@ def allocated(name: str = "d-0", request: str = "r", **fields: Any) -> Allocated
         "config": None,
         "config_source": "",
     } | fields
-    return AllocatedDevice(request=request, pool="node", name=name, device=Device(name), **defaults)
+    return AllocatedDevice(request=request, pool="node", name=name, published=Device(name), **defaults)
 
 
 def completed_record(

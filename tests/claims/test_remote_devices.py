@@ -55,7 +55,7 @@ class FabricDriver(Driver):
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for d in claim.devices:
-            self.devices_prepared[d.name] = d.device
+            self.devices_prepared[d.name] = d.published
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
 

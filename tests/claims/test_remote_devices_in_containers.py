@@ -13,7 +13,7 @@ RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
 async def test_a_pod_gets_a_device_of_the_controller_s_pool_with_a_device_of_this_node() -> None:
     class OneDeviceDriver(Toy):
         async def devices(self) -> list[Device]:
-            return [Device("toy-0", {"index": 0})]
+            return [Device("toy-0", attributes={"index": 0})]
 
     async with node_with(OneDeviceDriver) as node:
         client = node.cluster.client

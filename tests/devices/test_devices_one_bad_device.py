@@ -125,7 +125,7 @@ CARD = CounterSet("card", {"slices": 7})
 
 
 def good_devices(count: int) -> list[Any]:
-    return [Device(f"card-{i}", {**GOOD, "index": i}, {"memory": "8Gi"}) for i in range(count)]
+    return [Device(f"card-{i}", attributes={**GOOD, "index": i}, capacity={"memory": "8Gi"}) for i in range(count)]
 
 
 def spoiled(device: Device, **fields: Any) -> Any:
@@ -264,7 +264,7 @@ def test_constructors_raise_nothing() -> None:
         made: Any = [Version(value) if value != 10**5000 else None, Version.coerce("" if value == 10**5000 else value)]
         made += [Capacity(value), Capacity(1, value), RequestPolicy(default=value, min=value, valid_values=value)]
         made += [NodeResource(per_device=value), Nodes.named(value), Nodes.matching(value), Nodes.selector(value)]
-        assert [Device(value, {"x": v}, {"y": v}).faults() for v in made]
+        assert [Device(value, attributes={"x": v}, capacity={"y": v}).faults() for v in made]
         for name in ("attributes", "capacity", "taints", "consumes_counters", "node_resources", "nodes", "extra"):
             Device("d", **{name: value}).faults()
             Device("d", **{name: {"x": value}}).faults()
@@ -283,7 +283,7 @@ class Cards(Driver):
     name = "cards.example.com"
 
     def devices(self):
-        return [Device("card-0", {{"firmware": Version("6.19.4")}}), Device("card-1", {{"firmware": {value}}})]
+        return [Device("card-0", attributes={{"firmware": Version("6.19.4")}}), Device("card-1", attributes={{"firmware": {value}}})]
 
     def prepare(self, claim):
         return [d.prepared() for d in claim.devices]

@@ -218,7 +218,7 @@ async def test_the_driver_or_the_operator_sets_the_effect_of_a_fault(policy: str
 
 
 def _toys() -> list[Device]:
-    return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(4)]
+    return [Device(f"toy-{i}", attributes={"index": i}, capacity={"memory": "1Gi"}) for i in range(4)]
 
 
 async def test_a_removed_registration_socket_is_reported_and_the_kubelet_finds_the_plugin_again(

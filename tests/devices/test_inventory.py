@@ -433,7 +433,7 @@ async def test_a_rejected_device_is_omitted_until_its_description_changes() -> N
     assert (set(published(inventory)), list(inventory.rejected)) == ({"b"}, ["a"])
     await inventory.update(node([Device("a"), Device("b")]))
     assert set(published(inventory)) == {"b"}
-    await inventory.update(node([Device("a", {"x": 1}), Device("b")]))
+    await inventory.update(node([Device("a", attributes={"x": 1}), Device("b")]))
     assert set(published(inventory)) == {"a", "b"}
 
 
@@ -461,7 +461,7 @@ async def test_all_removed_devices_stay_while_the_held_devices_are_unknown() -> 
 
 async def test_a_change_inside_the_same_object_is_detected() -> None:
     inventory = Inventory("node")
-    device = Device("a", {"x": 1})
+    device = Device("a", attributes={"x": 1})
     await inventory.update(node([device]))
     device.attributes["x"] = 2  # type: ignore[index]
     assert await inventory.update(node([device]))
@@ -471,16 +471,16 @@ async def test_a_change_inside_the_same_object_is_detected() -> None:
 async def test_unchanged_devices_are_kept_with_the_newest_data_of_the_driver() -> None:
     """Each discovery creates thousands of equal devices. The inventory keeps the existing objects, so the new ones are freed at once."""
     inventory, handle = Inventory("node"), object()
-    first = Device("a", {"x": 1}, data=handle)
+    first = Device("a", attributes={"x": 1}, data=handle)
     await inventory.update(node([first]))
-    assert not await inventory.update(node([Device("a", {"x": 1}, data=handle)]))
+    assert not await inventory.update(node([Device("a", attributes={"x": 1}, data=handle)]))
     assert inventory.get("a") is first
-    other = Device("a", {"x": 1}, data=object())
+    other = Device("a", attributes={"x": 1}, data=object())
     assert not await inventory.update(node([other]))
     assert inventory.get("a") is other
-    written_differently = Device("a", {"x": 1}, {"memory": 1}, data=other.data)
+    written_differently = Device("a", attributes={"x": 1}, capacity={"memory": 1}, data=other.data)
     assert await inventory.update(node([written_differently]))
-    again = Device("a", {"x": 1}, {"memory": "1"}, data=other.data)
+    again = Device("a", attributes={"x": 1}, capacity={"memory": "1"}, data=other.data)
     assert not await inventory.update(node([again]))
     assert inventory.get("a") is again, "the published device is equal, and the driver's data is the newest"
 
@@ -499,7 +499,7 @@ async def test_a_device_removed_during_a_health_update_has_no_health() -> None:
 
 
 def test_equal_attribute_names_share_one_string() -> None:
-    a, b = (Device(n, {f"attribute{i}": n for i in range(8)}) for n in "ab")
+    a, b = (Device(n, attributes={f"attribute{i}": n for i in range(8)}) for n in "ab")
     assert all(x is y for x, y in zip(a.attributes, b.attributes, strict=True))
 
 
@@ -676,7 +676,7 @@ async def test_changes_of_8192_devices_do_not_block_the_loop(caplog: pytest.LogC
 
     ticking = asyncio.create_task(tick())
     attributes = {**{f"a{k}": f"value {k}" for k in range(8)}, "listed": ["a", "b"]}
-    devices = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
+    devices = [Device(f"d{i}", attributes={**attributes, "index": i}) for i in range(8192)]
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     fault = dict.fromkeys((d.name for d in devices), Health(False, "too hot"))
     recorded = {("node", d.name): {"device": d.json()} for d in devices}

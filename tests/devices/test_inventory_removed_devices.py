@@ -27,7 +27,7 @@ class Parts(Toy):
     async def pools(self) -> list[Pool]:  # type: ignore[override]
         cards = [c for c in SETS if c not in self.pulled]
         devices = [
-            Device(f"{card}-{i}", {"index": i}, consumes_counters={card: {"slices": 1}}) for card in cards for i in (0, 1)
+            Device(f"{card}-{i}", attributes={"index": i}, consumes_counters={card: {"slices": 1}}) for card in cards for i in (0, 1)
         ]  # fmt: skip
         if self.removes_empty_pool and not devices:
             return []

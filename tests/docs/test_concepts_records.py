@@ -24,7 +24,7 @@ class Gpu(Driver):
     name = "gpu.example.com"
 
     def devices(self) -> list[Device]:
-        return [Device(f"gpu-{i}", {"model": "A1"}) for i in range(2)]
+        return [Device(f"gpu-{i}", attributes={"model": "A1"}) for i in range(2)]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         claim.on_undo("power_off", device="gpu-0")

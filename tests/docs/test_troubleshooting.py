@@ -565,7 +565,11 @@ async def device_not_published() -> list[str]:
     class WithUnknownCounter(Toy):
         async def devices(self) -> list[Device]:
             odd = Device("toy-9", consumes_counters={"card": {"slices": 1}})
-            return [*await super().devices(), odd, Device("toy-10", {"firmware": Version("6.19.14.31400000")})]
+            return [
+                *await super().devices(),
+                odd,
+                Device("toy-10", attributes={"firmware": Version("6.19.14.31400000")}),
+            ]
 
     async with node_with(WithUnknownCounter) as node:
         seen = await event_message(node.cluster, node.cluster.node.name, "DeviceNotPublished")

@@ -30,7 +30,7 @@ from tests.helpers.parameters import resolve
 UID = "11111111-2222-3333-4444-555555555555"
 DEVICE = AllocatedDevice(
     request="r", pool="p", name="d", share_id=None, admin_access=False, consumed_capacity={}, config=None, config_source="",
-    device=Device("d"),
+    published=Device("d"),
 )  # fmt: skip
 CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
 

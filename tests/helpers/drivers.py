@@ -49,7 +49,9 @@ class Toy(Driver):
         cls.calls, cls.state = [], {}
 
     async def devices(self) -> list[Device]:
-        return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(type(self).count)]
+        return [
+            Device(f"toy-{i}", attributes={"index": i}, capacity={"memory": "1Gi"}) for i in range(type(self).count)
+        ]
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         cls = type(self)

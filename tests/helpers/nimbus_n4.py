@@ -61,7 +61,7 @@ class Nimbus(Driver):
         return [self._prepare(claim, device) for device in claim.devices]
 
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
-        part = device.device.data
+        part = device.data
         assert isinstance(part, Partition)
         address = str(device.attributes["resource.kubernetes.io/pciBusID"])
         fn = self.host.function(address)

@@ -226,9 +226,9 @@ def test_a_list_of_cpus_is_parsed_and_an_invalid_list_is_empty(ranges: list[tupl
 
 def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
     uuid = "123E4567-E89B-12D3-A456-426614174000"
-    assert Device("m", {device_attributes.MDEV_UUID: device_attributes.mdev_uuid(uuid)}).json()["attributes"] == {
-        "resource.kubernetes.io/mdevUUID": {"string": uuid.lower()}
-    }
+    assert Device("m", attributes={device_attributes.MDEV_UUID: device_attributes.mdev_uuid(uuid)}).json()[
+        "attributes"
+    ] == {"resource.kubernetes.io/mdevUUID": {"string": uuid.lower()}}
     for wrong in ("", uuid[1:], uuid.replace("-", ""), f"{uuid}\n"):
         with pytest.raises(ValueError, match="is not the UUID"):
             device_attributes.mdev_uuid(wrong)

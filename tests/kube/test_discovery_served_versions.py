@@ -41,11 +41,11 @@ class Everything(Driver):
         policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
         memory = {"memory": Capacity("8Gi", policy=policy)}
         parts = [Device(f"part-{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(2)]
-        shared = Device("shared", {"kind": "shared"}, memory, allow_multiple_allocations=True)
+        shared = Device("shared", attributes={"kind": "shared"}, capacity=memory, allow_multiple_allocations=True)
         return [
             Pool(
                 self.settings.node_name,
-                [Device("plain", {"kind": "plain"}), shared, *parts],
+                [Device("plain", attributes={"kind": "plain"}), shared, *parts],
                 [CounterSet("gpu", {"c": 2})],
             )
         ]

@@ -25,7 +25,7 @@ class Layered(Driver):
 
     def pools(self) -> list[Pool]:
         parts = [Device(f"part-{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(2)]
-        far = Device("lists", {"kind": "lists", "numa": [0, 1]})
+        far = Device("lists", attributes={"kind": "lists", "numa": [0, 1]})
         return [Pool(self.settings.node_name, [Device("plain"), far, *parts], [CounterSet("gpu", {"c": 2})])]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:

@@ -296,7 +296,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_the_slice_is_not_
         async def devices(self) -> list[Device]:
             from dra_kubeletplugin import Taint
 
-            return [Device("t", {"index": 0}, taints=[Taint(key="example.com/x")])]
+            return [Device("t", attributes={"index": 0}, taints=[Taint(key="example.com/x")])]
 
     async with node_with(TaintedToy) as node:
         node.cluster.api.injected_faults.dropped.add("taints")

@@ -50,7 +50,7 @@ class FleetDriver(Driver):
     revision = 0
 
     async def devices(self) -> list[Device]:
-        return [Device(f"d-{i}", {"revision": self.revision}) for i in range(8)]
+        return [Device(f"d-{i}", attributes={"revision": self.revision}) for i in range(8)]
 
     async def health(self) -> dict[str, Health]:
         return {}

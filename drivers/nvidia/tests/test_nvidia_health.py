@@ -279,7 +279,7 @@ async def test_a_gpu_that_nvml_does_not_list_is_unknown_and_requests_one_scan(mo
         original = bindings.gpus
         monkeypatch.setattr(bindings, "gpus", lambda: [g for g in original() if g.address != ADDRESS])
         await node.rescan()
-        monkeypatch.setattr(node.driver, "changed", lambda: scans.append(2))
+        monkeypatch.setattr(node.driver, "rescan", lambda: scans.append(2))
         health: Any = node.driver.health
         for _ in range(5):
             found = await health() if inspect.iscoroutinefunction(health) else health()

@@ -160,7 +160,7 @@ class Verifier:
                 devices.append(device)
                 entries.append(entry)
             resolved = await self._resolver.resolve(
-                config_entries(fields.encoded_config), [(d.request, d.device) for d in devices]
+                config_entries(fields.encoded_config), [(d.request, d.published) for d in devices]
             )
             for i, config in enumerate(resolved):
                 if isinstance(config, ConfigError):

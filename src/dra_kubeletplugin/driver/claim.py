@@ -12,6 +12,7 @@ import msgspec
 from ..base.json_types import JSONValue
 from ..cdi import ContainerEdits
 from ..errors import DriverError
+from ..resourceapi.amounts import Amount, Capacity
 from ..resourceapi.conversion import GROUP, convert
 from ..resourceapi.encoded import from_json
 from ..resourceapi.quantity import Quantity
@@ -59,8 +60,7 @@ class AllocatedDevice:
         config: typed parameters of the request, of a kind for this device (:attr:`Config.DEVICES`). If the request has none: the
             defaults of the first kind for this device; None if a field has no default, or no kind is for this device.
         config_source: where the parameters come from: ``FromClass``, ``FromClaim``, or empty for the defaults.
-        device: the device as the driver published it. Its ``data`` is the object that this process passed to :class:`Device`. It is
-            None if another process published the device: the controller, or another instance of the plugin.
+        published: the whole device as the driver published it.
         tolerations: tolerations of the request, as in the claim.
     """
 
@@ -72,12 +72,24 @@ class AllocatedDevice:
     consumed_capacity: Mapping[str, Quantity]
     config: Config | None
     config_source: str
-    device: Device
+    published: Device
     tolerations: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def attributes(self) -> Mapping[str, Any]:
-        return self.device.attributes
+    def data(self) -> Any:
+        """The object that this process passed as ``data`` to :class:`Device`.
+
+        None if another process published the device: the controller, or another instance of the plugin.
+        """
+        return self.published.data
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        return self.published.attributes
+
+    @property
+    def capacity(self) -> Mapping[str, Amount | Capacity]:
+        return self.published.capacity
 
     def prepared(
         self,

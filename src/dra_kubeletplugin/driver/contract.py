@@ -271,8 +271,8 @@ class Driver:
         joins the same call. After success the framework keeps the result. It calls this method again for the claim only after it has
         rolled the claim back: after a failed prepare, after a reboot of the node, or if the claim was allocated other devices.
 
-        Another process (the controller, another plugin instance) may publish a device's pool. Then ``device`` has the content of its
-        slice, and ``device.data`` is None.
+        Another process (the controller, another plugin instance) may publish a device's pool. Then the device
+        has the content of its slice, and its ``data`` is None.
 
         The process may die at any point of the call. Then the framework calls ``unprepare`` with ``complete=False``, and afterwards the
         undo steps that you registered with ``claim.on_undo``. The same happens when the call raises.

@@ -55,6 +55,6 @@ class AllocationResult(msgspec.Struct, rename="camel"):
             consumed_capacity=consumed or {},
             config=config,
             config_source=source,
-            device=device or _UNKNOWN,
+            published=device or _UNKNOWN,
             tolerations=self.tolerations or (),
         )

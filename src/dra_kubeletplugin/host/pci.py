@@ -292,7 +292,7 @@ class PciFunction:
             fields: other fields of :class:`Device`. ``data`` is this function, unless you set it.
         """
         merged = {**self.attributes(), **(attributes or {})}
-        return Device(name or sanitize(f"pci-{self.address}"), merged, **{"data": self, **fields})
+        return Device(name or sanitize(f"pci-{self.address}"), attributes=merged, **{"data": self, **fields})
 
 
 def find_function(

@@ -118,8 +118,10 @@ def partitions(
         published = taken | (slot_names if slot_capacities else {})
         device = Device(
             device_name(part) if device_name else _name(part, kind),
-            _attributes(part, attributes or {}, (part_attributes if part.profile else whole_attributes) or {}),
-            {capacity_name(resource): value for resource, value in published.items()},
+            attributes=_attributes(
+                part, attributes or {}, (part_attributes if part.profile else whole_attributes) or {}
+            ),
+            capacity={capacity_name(resource): value for resource, value in published.items()},
             consumes_counters={shared.name: _counters(taken, slot_names)},
             data=part,
         )

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import msgspec
@@ -63,7 +63,7 @@ class Taint:
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a pool.
+    """One device of a pool. All arguments after the name are keywords: ``Device("gpu-0", attributes={...}, capacity={...})``.
 
     Args:
         name: a DNS label of at most 63 characters. A reboot must not change it, because claims refer to it.
@@ -87,12 +87,13 @@ class Device:
         nodes: the nodes where the device can be used, if they differ from the pool's nodes. The pool must not belong to
             a single node.
         extra: fields that this version does not know; sent unchanged.
-        data: the driver's own object; never published, available as ``claim.devices[].device.data``.
+        data: the driver's own object; never published, available as ``claim.devices[].data``.
 
     A device with an invalid value is not published. :meth:`faults` returns the reasons.
     """
 
     name: str
+    _: KW_ONLY
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     capacity: Mapping[str, Amount | Capacity] = field(default_factory=dict)
     taints: Sequence[Taint] = ()

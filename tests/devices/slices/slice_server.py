@@ -141,7 +141,7 @@ def pool_from_result(result: DeviceVersions) -> Pool:
     devices, partitions = result
     counters: dict[str, Any] = {"consumes_counters": {"gpu": {"c": 1}}} if partitions else {}
     sets = [CounterSet("gpu", {"c": 99})] if partitions else []
-    return Pool("node", [Device(n, {"v": v}, **counters) for n, v in devices.items()], sets)
+    return Pool("node", [Device(n, attributes={"v": v}, **counters) for n, v in devices.items()], sets)
 
 
 def scheduler_view(result: DeviceVersions) -> frozenset[str]:

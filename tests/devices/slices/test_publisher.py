@@ -127,7 +127,7 @@ async def test_the_publisher_omits_and_names_only_the_rejected_device() -> None:
             assert server.devices() == ["a", "c"]
             assert "rejected by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
             server.instead = lambda request: None
-            await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
+            await inventory.update([Pool("node", [Device("a"), Device("bad", attributes={"x": 1}), Device("c")])])
             await wait_until(lambda: server.devices() == ["a", "bad", "c"])
 
 

@@ -95,7 +95,7 @@ async def test_the_publisher_detects_dropped_fields_from_a_write_if_dry_runs_fai
 async def test_the_publisher_omits_list_attributes_if_the_server_rejects_them() -> None:
     async with scripted_api_server() as server:
         server.injected_faults.dropped |= LISTS
-        inventory = await make_inventory(Device("a", {"x": ["1", "2"], "y": 3}), "b")
+        inventory = await make_inventory(Device("a", attributes={"x": ["1", "2"], "y": 3}), "b")
         async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
         assert sent(server)["a"]["attributes"] == {"y": {"int": 3}}
@@ -150,7 +150,7 @@ async def test_an_enabled_gate_costs_one_dry_run_and_a_driver_without_gates_send
             await current(publisher)
             assert dry_runs == []
             for value in range(3):
-                await inventory.update([Pool("node", [Device("a", {"v": value}, taints=[NOEXECUTE])])])
+                await inventory.update([Pool("node", [Device("a", attributes={"v": value}, taints=[NOEXECUTE])])])
                 await current(publisher)
         assert dry_runs == ["dry"]
 
@@ -259,7 +259,7 @@ class Split(Driver):
             gpus = Pool(node, parts, [CounterSet("gpu-0", {"slices": 2})])
         return [
             gpus,
-            Pool(f"{node}/nic", [Device("nic", {"kind": "nic"})]),
+            Pool(f"{node}/nic", [Device("nic", attributes={"kind": "nic"})]),
             Pool("fabric", [Device("f")], nodes=Nodes.all()),
         ]
 

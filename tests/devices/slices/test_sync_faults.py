@@ -279,8 +279,8 @@ async def test_publishing_8192_devices_never_blocks_the_loop_for_50_ms() -> None
     Time that a busy host takes from a virtual machine counts as the thread's time. It affects some rounds; the real work is in each.
     """
     attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
-    first = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
-    second = [*first[:4000], Device("new", {"index": 1}), *first[4100:]]
+    first = [Device(f"d{i}", attributes={**attributes, "index": i}) for i in range(8192)]
+    second = [*first[:4000], Device("new", attributes={"index": 1}), *first[4100:]]
     gc.collect()
     gc.freeze()  # The garbage collector does not scan the objects of other tests during the measurement.
     try:

@@ -205,7 +205,7 @@ async def test_update_one() -> None:
     async with row() as r:
         await r.create_slice("s", ["a"])
         await r.set_owner()
-        await r.set_pools([Device("a", {"x": 1})])
+        await r.set_pools([Device("a", attributes={"x": 1})])
         assert await r.reconcile() == ["PUT"]
         assert r.server.slices()[0]["spec"]["devices"][0]["attributes"] == {"x": {"int": 1}}
 
@@ -215,7 +215,7 @@ async def test_update_many_devices() -> None:
         r.inventory.slice_size = 128
         await r.set_pools([f"d{i}" for i in range(300)])
         assert await r.reconcile() == ["POST"] * 3
-        await r.set_pools([Device(f"d{i}", {"x": i}) for i in range(300)])
+        await r.set_pools([Device(f"d{i}", attributes={"x": i}) for i in range(300)])
         assert await r.reconcile() == ["PUT"] * 3
         assert [(g, n, len(d)) for _, g, n, d in r.shape()] == [(2, 3, 128), (2, 3, 128), (2, 3, 44)]
 
@@ -226,8 +226,8 @@ async def test_update_many_devices() -> None:
 CHANGED = {"x": 1}
 THREE: dict[str, tuple[list[str | Device], list[str], int, list[list[str]]]] = {
     "no change": ([*"abcdef"], [], 5, [["a", "b"], ["c", "d"], ["e", "f"]]),
-    "one changed": (["a", "b", Device("c", CHANGED), "d", "e", "f"], ["PUT"], 5, [["a", "b"], ["c", "d"], ["e", "f"]]),
-    "two changed": (["a", "b", Device("c", CHANGED), "d", Device("e", CHANGED), "f"], ["PUT"] * 3, 6, [["a", "b"], ["c", "d"], ["e", "f"]]),
+    "one changed": (["a", "b", Device("c", attributes=CHANGED), "d", "e", "f"], ["PUT"], 5, [["a", "b"], ["c", "d"], ["e", "f"]]),
+    "two changed": (["a", "b", Device("c", attributes=CHANGED), "d", Device("e", attributes=CHANGED), "f"], ["PUT"] * 3, 6, [["a", "b"], ["c", "d"], ["e", "f"]]),
     "one removed": ([*"abcd"], ["DELETE", "PUT", "PUT"], 6, [["a", "b"], ["c", "d"]]),
     "one added": ([*"abcdefg"], ["PUT", "PUT", "PUT", "POST"], 6, [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]),
 }  # fmt: skip

@@ -50,7 +50,8 @@ class NumberConfig(Config):
 
 KINDS = [GpuConfig, PartConfig, NumberConfig]
 GPU, PART, NUMBER, OTHER = (
-    Device("d", attributes) for attributes in ({"type": "gpu"}, {"type": "part"}, {"number": 1}, {"type": "vfio"})
+    Device("d", attributes=attributes)
+    for attributes in ({"type": "gpu"}, {"type": "part"}, {"number": 1}, {"type": "vfio"})
 )
 
 
@@ -153,7 +154,7 @@ class Cards(Driver):
     config = (GpuConfig, PartConfig)
 
     def devices(self) -> list[Device]:
-        return [Device(f"{kind}-{i}", {"type": kind}) for kind in ("gpu", "part") for i in range(2)]
+        return [Device(f"{kind}-{i}", attributes={"type": kind}) for kind in ("gpu", "part") for i in range(2)]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         groups = claim.devices_by_config()

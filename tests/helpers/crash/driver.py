@@ -74,7 +74,7 @@ class Crash(Driver):
         if consume_fault("devices-returns-anything"):
             return [None, "c-0", Device("C 0")]  # type: ignore[list-item]
         missing_device = "c-3" if is_fault_active("device-gone") else ""
-        return [Device(f"c-{i}", {"index": i}) for i in range(DEVICES) if f"c-{i}" != missing_device]
+        return [Device(f"c-{i}", attributes={"index": i}) for i in range(DEVICES) if f"c-{i}" != missing_device]
 
     def health(self) -> dict[str, Health]:
         if consume_fault("health-raises"):

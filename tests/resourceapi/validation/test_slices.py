@@ -26,7 +26,7 @@ SLICE = dra_shape("ResourceSlice")
 )
 def test_an_invalid_semantic_version_is_a_fault_of_its_device(text: str) -> None:
     made = Version(text)
-    (fault,) = Device("d", {"firmware": made, "model": "x"}).faults()
+    (fault,) = Device("d", attributes={"firmware": made, "model": "x"}).faults()
     assert fault.startswith("attributes['firmware']: ") and "Version.coerce()" in fault and repr(text) in fault
     assert (made == Version(text), made == Version("1.2.3"), hash(made), str(made)) == (True, False, hash(made), text)
     for use in (lambda: made.major, lambda: made < Version("1.0.0"), lambda: version.parse(text)):
@@ -57,13 +57,13 @@ def test_a_version_of_hardware_is_coerced_to_the_nearest_semantic_version(text: 
 def test_coercion_of_any_text_with_a_number_makes_a_valid_version(text: str) -> None:
     made = Version.coerce(text)
     if re.search("[0-9]", text) and not re.search("[0-9]{19}", text) and len(text) <= 64:
-        assert Device("d", {"firmware": made}).faults() == []
+        assert Device("d", attributes={"firmware": made}).faults() == []
     assert Version.coerce(made) == made
 
 
 def test_coercion_keeps_a_text_without_a_number_for_the_validation() -> None:
     for value in ("N/A", "", None, 1.5):
-        assert bool(Device("d", {"firmware": Version.coerce(value)}).faults()) == (value != 1.5)
+        assert bool(Device("d", attributes={"firmware": Version.coerce(value)}).faults()) == (value != 1.5)
 
 
 def test_versions_are_sorted_as_specified_by_semver() -> None:
@@ -92,33 +92,33 @@ def test_versions_are_sorted_as_specified_by_semver() -> None:
     [
         (lambda: Device("gpu:0"), "name: Invalid value"),
         (lambda: Device("GPU"), "lowercase RFC 1123 label"),
-        (lambda: Device("d", {"model": "x" * 65}), "attributes[model].string: Too long: may not be more than 64 bytes"),
-        (lambda: Device("d", {"a-b": 1}), "valid C identifier"),
-        (lambda: Device("d", {"a": 1.5}), "use str, int, bool, Version"),  # type: ignore[dict-item]
-        (lambda: Device("d", {}, {"memory": "1 Gi"}), "capacity['memory']: '1 Gi' is not a quantity"),
-        (lambda: Device("d", {f"a{i}": i for i in range(33)}), "must not exceed 32"),
+        (lambda: Device("d", attributes={"model": "x" * 65}), "attributes[model].string: Too long: may not be more than 64 bytes"),
+        (lambda: Device("d", attributes={"a-b": 1}), "valid C identifier"),
+        (lambda: Device("d", attributes={"a": 1.5}), "use str, int, bool, Version"),  # type: ignore[dict-item]
+        (lambda: Device("d", attributes={}, capacity={"memory": "1 Gi"}), "capacity['memory']: '1 Gi' is not a quantity"),
+        (lambda: Device("d", attributes={f"a{i}": i for i in range(33)}), "must not exceed 32"),
         (lambda: Device("d", taints=[Taint(key="k", effect="Sometimes")]), "Unsupported value"),
         (lambda: Device("d", binding_failure_conditions=["x"]), "bindingConditions are required"),
         (lambda: Device("d", binding_conditions=["x"]), "bindingFailureConditions are required"),
-        (lambda: Device("d", {"l": ["x"] * 48, "m": "x"}), "attribute values must not exceed 48"),
-        (lambda: Device("d", {"l": ["x" * 65]}), "attributes[l].strings[0]: Too long"),
-        (lambda: Device("d", {"model": "\ud800"}), "attributes['model'] is '\\ud800', which is not valid Unicode"),
-        (lambda: Device("d", {"a/b/c": 1}), "attributes[a/b/c]: must not contain more than one slash"),
-        (lambda: Device("d", {}, {"a/b/c": 1}), "capacity[a/b/c]: must not contain more than one slash"),
+        (lambda: Device("d", attributes={"l": ["x"] * 48, "m": "x"}), "attribute values must not exceed 48"),
+        (lambda: Device("d", attributes={"l": ["x" * 65]}), "attributes[l].strings[0]: Too long"),
+        (lambda: Device("d", attributes={"model": "\ud800"}), "attributes['model'] is '\\ud800', which is not valid Unicode"),
+        (lambda: Device("d", attributes={"a/b/c": 1}), "attributes[a/b/c]: must not contain more than one slash"),
+        (lambda: Device("d", attributes={}, capacity={"a/b/c": 1}), "capacity[a/b/c]: must not contain more than one slash"),
         (lambda: Device("d", consumes_counters={"gpu": {}}), "consumesCounters[0].counters: Required value"),
-        (lambda: Device("d", {"l": []}), "attributes['l'] is []"),
-        (lambda: Device("d", {"l": [1, "x"]}), "attributes['l'] is [1, 'x']"),
-        (lambda: Device("d", {"l": [2**63]}), "attributes['l']: 9223372036854775808 does not fit into 64 bits"),
-        (lambda: Device("d", {}, {"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
+        (lambda: Device("d", attributes={"l": []}), "attributes['l'] is []"),
+        (lambda: Device("d", attributes={"l": [1, "x"]}), "attributes['l'] is [1, 'x']"),
+        (lambda: Device("d", attributes={"l": [2**63]}), "attributes['l']: 9223372036854775808 does not fit into 64 bits"),
+        (lambda: Device("d", attributes={}, capacity={"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
         (lambda: Device(3), "its name is int, not text"),  # type: ignore[arg-type]
         (lambda: Device(None), "its name is NoneType, not text"),  # type: ignore[arg-type]
-        (lambda: Device("d", ["model"]), "attributes is list: use a mapping"),  # type: ignore[arg-type]
-        (lambda: Device("d", {}, "80Gi"), "capacity is str: use a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", attributes=["model"]), "attributes is list: use a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", attributes={}, capacity="80Gi"), "capacity is str: use a mapping"),  # type: ignore[arg-type]
         (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: use a list of Taint"),  # type: ignore[arg-type]
         (lambda: Device("d", taints=["x"]), "taints has str: use a list of Taint"),  # type: ignore[list-item]
         (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: use a mapping of counters"),  # type: ignore[dict-item]
         (lambda: Device("d", consumes_counters={"gpu": {0: 1}}), "consumes_counters['gpu'] has a name that is int"),  # type: ignore[dict-item]
-        (lambda: Device("d", {None: 1}), "attributes has a name that is NoneType, not text"),  # type: ignore[dict-item]
+        (lambda: Device("d", attributes={None: 1}), "attributes has a name that is NoneType, not text"),  # type: ignore[dict-item]
         (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: use a mapping"),  # type: ignore[arg-type]
         (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: use a list"),
         (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: use a list"),  # type: ignore[list-item]
@@ -132,7 +132,9 @@ def test_an_invalid_value_is_a_fault_of_its_device(make: Callable[[], Device], m
 
 
 def test_a_device_is_converted_to_the_form_of_the_api() -> None:
-    device = Device("d", {"v": Version("1.2.3"), "b": True, "i": 1, "s": "x"}, {"memory": Quantity("1Gi")})
+    device = Device(
+        "d", attributes={"v": Version("1.2.3"), "b": True, "i": 1, "s": "x"}, capacity={"memory": Quantity("1Gi")}
+    )
     json = device.json()
     assert json["capacity"] == {"memory": {"value": "1Gi"}}
     assert json["attributes"] == {"v": {"version": "1.2.3"}, "b": {"bool": True}, "i": {"int": 1}, "s": {"string": "x"}}
@@ -147,10 +149,10 @@ def test_a_device_is_converted_to_the_form_of_the_api() -> None:
 
 def test_a_list_attribute_is_typed_and_halves_the_devices_of_a_slice() -> None:
     listed = {"s": ["a", "b"], "i": [1, 2], "b": [True], "v": [Version("1.0.0")]}
-    device = Device("d", listed | {f"a{i}": i for i in range(27)} | {"more": ["x"] * 15}, {})
+    device = Device("d", attributes=listed | {f"a{i}": i for i in range(27)} | {"more": ["x"] * 15}, capacity={})
     assert device.json()["attributes"]["v"] == {"versions": ["1.0.0"]}
     assert device.json()["attributes"]["b"] == {"bools": [True]}
-    assert (max_devices([device.json()]), max_devices([Device("e", {"s": "a"}).json()])) == (64, 128)
+    assert (max_devices([device.json()]), max_devices([Device("e", attributes={"s": "a"}).json()])) == (64, 128)
 
 
 @given(st.text(max_size=100))

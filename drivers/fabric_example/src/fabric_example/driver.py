@@ -125,7 +125,7 @@ class Fabric(Driver):
         raise RetryableError(f"{device.name} is allocated, but the claim's status does not contain its slot")
 
     def _tpu(self, device: AllocatedDevice) -> PreparedDevice:
-        hosts = sorted(c.removeprefix("tpus-") for c in device.device.consumes_counters["tpus"])
+        hosts = sorted(c.removeprefix("tpus-") for c in device.published.consumes_counters["tpus"])
         env = {
             "TPU_TOPOLOGY": str(device.attributes["topology"]),
             "TPU_WORKER_HOSTNAMES": ",".join(hosts),

@@ -74,7 +74,13 @@ class Gpu(Driver):
         shared = self.options.gpu_allow_multiple_allocations
         return Device(
             name,
-            {"index": index, "uuid": self._uuid(index), "model": MODEL, "driverVersion": DRIVER_VERSION, **extra},
+            attributes={
+                "index": index,
+                "uuid": self._uuid(index),
+                "model": MODEL,
+                "driverVersion": DRIVER_VERSION,
+                **extra,
+            },
             capacity={
                 "memory": Capacity(memory, _up_to(memory, Quantity("1Gi")) if shared else None),
                 "compute": Capacity(compute, _up_to(compute, Quantity(1)) if shared else None),

@@ -98,7 +98,7 @@ class Mig(Driver):
         return [self._prepare(claim, device) for device in claim.devices]
 
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
-        partition = device.device.data
+        partition = device.data
         if not isinstance(partition, Partition):
             raise RetryableError(f"{device.name} is a partition of a GPU that this node does not have (any more)")
         identity = self.gpus.uuid(device.name)
@@ -126,7 +126,7 @@ class Mig(Driver):
         if isinstance(config, GpuConfig):
             out[f"{name}_TIME_SLICE"] = config.time_slice
         if isinstance(config, MigConfig) and config.memory_limit is not None:
-            memory = device.device.capacity["memory"]
+            memory = device.capacity["memory"]
             assert isinstance(memory, Quantity)  # partitions() creates capacities as Quantity
             if config.memory_limit > memory:
                 raise PermanentError(

@@ -94,8 +94,8 @@ def whole(gpu: sdk.Gpu, fn: PciFunction) -> Device:
     """Returns a GPU without partitions."""
     return Device(
         name_of(gpu.address),
-        common_attributes(gpu, fn) | whole_attributes(gpu, fn),
-        _memory(gpu),
+        attributes=common_attributes(gpu, fn) | whole_attributes(gpu, fn),
+        capacity=_memory(gpu),
         data=GpuDevice(gpu.address),
     )
 
@@ -137,8 +137,14 @@ def existing(gpu: sdk.Gpu, fn: PciFunction, profile: sdk.Profile, instance: sdk.
     attributes = common_attributes(gpu, fn)
     return Device(
         partition_name(gpu.address, place),
-        {**attributes, "type": "mig", "uuid": instance.uuid, "parentUUID": gpu.uuid, "profile": profile.name},
-        {
+        attributes={
+            **attributes,
+            "type": "mig",
+            "uuid": instance.uuid,
+            "parentUUID": gpu.uuid,
+            "profile": profile.name,
+        },
+        capacity={
             "memory": _mebibytes(profile.memory),
             **{_capacity(engine): amount for engine, amount in _engines(profile).items()},
             **{f"{SLOT}{i}": 1 for i in slots},
@@ -162,8 +168,8 @@ def passthrough(fn: PciFunction, uuid: str, counters: CounterSet, *, has_iommufd
     }
     return Device(
         f"{name_of(fn.address)}-vfio",
-        {key: value for key, value in attributes.items() if value != ""},
-        {"addressableMemory": _mebibytes(_bars(fn) // MEBIBYTE)},
+        attributes={key: value for key, value in attributes.items() if value != ""},
+        capacity={"addressableMemory": _mebibytes(_bars(fn) // MEBIBYTE)},
         consumes_counters={counters.name: dict(counters.counters)},
         data=GpuDevice(fn.address, is_passthrough=True),
     )

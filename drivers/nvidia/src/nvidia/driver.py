@@ -251,7 +251,7 @@ class Nvidia(Driver):
         return out
 
     def _prepare(self, claim: Claim, device: AllocatedDevice, gpus: Mapping[str, sdk.Gpu]) -> Ready | PreparedDevice:
-        data = device.device.data
+        data = device.data
         if not isinstance(data, GpuDevice):
             raise RetryableError(f"{device.name} is a device of a GPU that this node does not have (any more)")
         if data.is_passthrough:

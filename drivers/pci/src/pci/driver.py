@@ -134,7 +134,7 @@ class Pci(Driver):
         """Does nothing: the framework calls ``undo_restore_driver`` for each function that prepare changed."""
 
     def _function(self, device: AllocatedDevice) -> PciFunction:
-        address = device.device.data.address if isinstance(device.device.data, PciFunction) else ""
+        address = device.data.address if isinstance(device.data, PciFunction) else ""
         fn = self.host.function(address)
         if fn is None:
             raise RetryableError(f"this node has no PCI function {address} (any more)")
@@ -154,7 +154,7 @@ class Pci(Driver):
         """Returns why VFIO cannot be used, or an empty string if it can."""
         if self.settings.local_cluster and self.host.is_real:
             return "a local cluster does not change the functions of a real machine"
-        claimed = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
+        claimed = {d.data.address for d in claim.devices if isinstance(d.data, PciFunction)}
         return vfio.obstacle(self.host, fn, claimed, self.options.pci_iommu)
 
     def _bind_vfio(self, claim: Claim, fn: PciFunction) -> None:

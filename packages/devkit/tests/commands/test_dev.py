@@ -37,7 +37,7 @@ class Fpga(Driver):
         return [fn.device(attributes={"version": "one"}) for fn in self.host.pci(vendor=0x10EE)]
 
     def prepare(self, claim: Claim):
-        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+        return [d.prepared(ContainerEdits(device_nodes=d.data.nodes("fpga"))) for d in claim.devices]
 
     def health(self):
         return {}

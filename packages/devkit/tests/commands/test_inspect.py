@@ -58,7 +58,7 @@ class D(Driver):
     def pools(self):
         own = {f"name{i}": "value" * 6 for i in range(12)}
         memory = Capacity("64Gi", RequestPolicy(default="1Gi", min="1Gi", max="64Gi", step="1Gi"))
-        card = Device("card", {**STANDARD, "fast": True, **own}, {"memory": memory},
+        card = Device("card", attributes={**STANDARD, "fast": True, **own}, capacity={"memory": memory},
                       allow_multiple_allocations=True, taints=[Taint(key="old"), Taint(key="a.b/c", value="d")])
         half = Device("half", consumes_counters={"card": {"memory": "32Gi", "slot-2": 1, "slot-3": 1}})
         return [Pool("node", [card, half, Device("lost")], [CounterSet("card", {"memory": "64Gi", **SLOTS})])]
@@ -114,8 +114,8 @@ def test_inspect_shows_all_devices_of_a_function_in_all_pools(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pools = """[
-        Pool('node', [Device('half-0', {ID: '0000:00:01.0'}), Device('half-1', {ID: '0000:00:01.0'}, consumes_counters={'s': {'m': 1}})]),
-        Pool('node/ports', [Device('port', data=self.host.function('0000:00:01.0')), Device('other', {ID: '0000:00:02.0'})])]"""
+        Pool('node', [Device('half-0', attributes={ID: '0000:00:01.0'}), Device('half-1', attributes={ID: '0000:00:01.0'}, consumes_counters={'s': {'m': 1}})]),
+        Pool('node/ports', [Device('port', data=self.host.function('0000:00:01.0')), Device('other', attributes={ID: '0000:00:02.0'})])]"""
     driver = Path(write_driver(tmp_path, pools))
     driver.write_text("ID = 'resource.kubernetes.io/pciBusID'\n" + driver.read_text())
     lines = "\n".join(inspect_lines(capsys, str(driver)))

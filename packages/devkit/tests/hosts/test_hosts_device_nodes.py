@@ -27,7 +27,7 @@ class Fpga(Driver):
         return [fn.device() for fn in self.host.pci(vendor=0x10EE)]
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+        return [d.prepared(ContainerEdits(device_nodes=d.data.nodes("fpga"))) for d in claim.devices]
 """
 HOST = """
 functions:
@@ -63,7 +63,7 @@ class Fpga(Driver):
         return [fn.device() for fn in self.host.pci(vendor=0x10EE)]
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+        return [d.prepared(ContainerEdits(device_nodes=d.data.nodes("fpga"))) for d in claim.devices]
 
 
 @pytest.fixture

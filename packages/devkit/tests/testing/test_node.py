@@ -16,7 +16,7 @@ class Cards(Driver):
     privileged = True
 
     def devices(self) -> list[Device]:
-        return [Device("old", {"year": 2020}), Device("new", {"year": 2026})]
+        return [Device("old", attributes={"year": 2020}), Device("new", attributes={"year": 2026})]
 
     def health(self) -> dict[str, Health]:
         return {}

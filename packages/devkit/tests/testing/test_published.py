@@ -34,8 +34,8 @@ def layout(node: str) -> Pool:
     return Pool(
         node,
         [
-            Device("card-0", {"model": "x1", "index": 0, "fast": True, "firmware": Version("1.2.3")}, {"memory": Capacity("40Gi")}),
-            Device("card-1", {"other.example.com/rack": "r1"}, {"memory": shared}, allow_multiple_allocations=True),
+            Device("card-0", attributes={"model": "x1", "index": 0, "fast": True, "firmware": Version("1.2.3")}, capacity={"memory": Capacity("40Gi")}),
+            Device("card-1", attributes={"other.example.com/rack": "r1"}, capacity={"memory": shared}, allow_multiple_allocations=True),
             Device("part-0", taints=[Taint(key="example.com/worn", value="much", effect="NoExecute")]),
             Device("part-1", consumes_counters={"card": {"memory": "1Gi"}}),
         ],
@@ -102,7 +102,7 @@ async def test_published_returns_the_devices_of_the_driver() -> None:
 @pytest.mark.parametrize("amount", ["40Gi", "40960Mi", 40 << 30, Quantity("40Gi"), Capacity("40Gi")], ids=repr)
 def test_a_published_device_has_one_type_for_amounts_and_equals_the_drivers_device(amount: Any) -> None:
     counters = {"card": {"memory": amount.value if isinstance(amount, Capacity) else amount}}
-    returned = Device("card-0", {"model": "x1"}, {"memory": amount}, consumes_counters=counters)
+    returned = Device("card-0", attributes={"model": "x1"}, capacity={"memory": amount}, consumes_counters=counters)
     spec = {"driver": NAME, "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
     published, _ = pools_of([{"metadata": {"name": "s"}, "spec": {**spec, "devices": [returned.json()]}}])
     device = published["card-0"]
@@ -111,7 +111,9 @@ def test_a_published_device_has_one_type_for_amounts_and_equals_the_drivers_devi
     assert device.consumes_counters == {"card": {"memory": "42949672960" if isinstance(amount, int) else "40Gi"}}
     assert device == returned
     assert returned == device
-    assert device != Device("card-0", {"model": "x2"}, {"memory": amount}, consumes_counters=counters)
+    assert device != Device(
+        "card-0", attributes={"model": "x2"}, capacity={"memory": amount}, consumes_counters=counters
+    )
     assert device != "card-0"
 
 

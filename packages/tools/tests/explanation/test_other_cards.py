@@ -28,7 +28,7 @@ class Cards(Driver):
 
     def pools(self) -> list[Pool]:
         parts = [
-            Device(f"{card}-{i}", {"serial": card.upper(), "fast": card != "b2"})
+            Device(f"{card}-{i}", attributes={"serial": card.upper(), "fast": card != "b2"})
             for card in ("a1", "b2", "c3")
             for i in (0, 1)
         ]
@@ -53,7 +53,11 @@ class Counted(Cards):
     def pools(self) -> list[Pool]:
         (pool,) = super().pools()
         devices = [
-            Device(d.name, {"fast": d.attributes["fast"]}, consumes_counters={d.name.partition("-")[0]: {"parts": 1}})
+            Device(
+                d.name,
+                attributes={"fast": d.attributes["fast"]},
+                consumes_counters={d.name.partition("-")[0]: {"parts": 1}},
+            )
             for d in pool.devices
         ]
         return [Pool(self.settings.node_name, devices, [CounterSet(card, {"parts": 2}) for card in ("a1", "b2", "c3")])]

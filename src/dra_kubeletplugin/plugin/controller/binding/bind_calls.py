@@ -68,7 +68,7 @@ class BindCalls:
 
     async def _devices(self, wanted: AllocatedClaim) -> tuple[AllocatedDevice, ...]:
         devices = [self._device(wanted, r) for r in wanted.waiting]
-        requests = [(d.request, d.device) for d in devices]
+        requests = [(d.request, d.published) for d in devices]
         resolved = await self._resolver.resolve(wanted.config, requests, of_whole_claim=False)
         out = []
         for device, found in zip(devices, resolved, strict=False):  # an error is the last item
