@@ -6,13 +6,14 @@ import argparse
 import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dra_conformance.output_models import Checks, ConformanceReport
+from dra_conformance.command import Checks
+from dra_conformance.runner import ConformanceRun
 from dra_devkit.commands import output_models as devkit_models
 from dra_kubeletplugin.cli import PACKAGES, commands, output_models
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
@@ -33,7 +34,7 @@ SHAPES: Mapping[str, tuple[type, ...]] = {
     "gather": (Gathered,),
     "new": (devkit_models.Made,),
     "deploy": (devkit_models.Manifests,),
-    "conformance": (ConformanceReport, Checks),
+    "conformance": (ConformanceRun, Checks),
     "explain": (Explanation, Waiting),
     "simulate": (Simulation,),
     "top": (Overview,),
@@ -148,7 +149,7 @@ def _type(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in {types.UnionType, Union}:
         return " or ".join("null" if t is type(None) else _type(t) for t in inner)
-    if origin is tuple:
+    if origin in {tuple, list, Sequence}:
         return f"list of {_type(inner[0])}"
     if origin is not None:  # a mapping, whose keys are names
         return "object" if inner[1] is Any else f"mapping to {_type(inner[1])}"

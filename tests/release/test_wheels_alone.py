@@ -143,7 +143,7 @@ def test_the_conformance_suite_alone_checks_a_driver(index_url: str, driver: Pat
         "--driver-cmd", f"{environment.path('dra')} run {driver}", cwd=tmp_path,
     )  # fmt: skip
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [(c["id"], c["status"]) for c in report["checks"]] == [
+    assert [(o["check"]["id"], o["status"]) for o in report["outcomes"]] == [
         (i, "passed") for i in ("REG-001", "PRE-001", "UNP-001")
     ]
 

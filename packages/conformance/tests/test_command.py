@@ -77,7 +77,7 @@ def test_a_run_writes_all_reports(
     out = capsys.readouterr().out
     assert "FAIL  PRE-004" in out
     assert "1 MUST failed (PRE-004), 1 SHOULD failed (SEC-001)" in out
-    assert [c["status"] for c in json.loads(files["json"].read_text())["checks"]] == ["passed", "failed", "failed"]
+    assert [o["status"] for o in json.loads(files["json"].read_text())["outcomes"]] == ["passed", "failed", "failed"]
     assert files["junit"].read_text().startswith("<?xml")
     assert "img.shields.io" in files["markdown"].read_text()
     transcript = (tmp_path / "calls/PRE-004.txt").read_text()
@@ -95,8 +95,9 @@ def test_a_run_prints_one_document_that_equals_the_report_file(
     words = ["conformance", "run", "REG-001", "SEC-001", "--driver-cmd", PLAIN, "-o", "json"]
     assert cli.main([*words, "--json", str(tmp_path / "a.json")]) == Exit.SUCCESS
     found = json.loads(capsys.readouterr().out)
-    assert [(c["id"], c["status"]) for c in found["checks"]] == [("REG-001", "passed"), ("SEC-001", "skipped")]
-    assert found["checks"][1]["reason"]
+    outcomes = found["outcomes"]
+    assert [(o["check"]["id"], o["status"]) for o in outcomes] == [("REG-001", "passed"), ("SEC-001", "skipped")]
+    assert outcomes[1]["reason"]
     assert found == json.loads((tmp_path / "a.json").read_text())
 
 

@@ -44,6 +44,7 @@ class ConformanceCheck:
         text: the behavior that the check requires.
         consequence: the effect in a cluster if the driver fails the check.
         source: the document that contains the requirement.
+        steps: the steps of the check, from the docstring of its function.
         limit: time limit of the check in seconds. Starts of the driver do not count; the profile limits them.
         attach: whether the check also runs on a driver on a real node, because it only reads.
     """
@@ -53,14 +54,9 @@ class ConformanceCheck:
     text: str
     consequence: str
     source: str
-    run: CheckFunction
+    steps: str
     limit: float = TIME_LIMIT
     attach: bool = False
-
-    @property
-    def steps(self) -> str:
-        """The steps of the check, from the docstring of its function."""
-        return inspect.getdoc(self.run) or ""
 
     @property
     def group(self) -> str:
@@ -84,6 +80,8 @@ GROUPS = {
 }
 CATALOGUE: dict[str, ConformanceCheck] = {}
 """All checks by id, in the order of execution. An import of :mod:`.checks` fills the catalogue."""
+FUNCTIONS: dict[str, CheckFunction] = {}
+"""The functions of the checks, by id."""
 
 
 class CheckFailed(Exception):
@@ -127,7 +125,9 @@ def check(
     def add(function: CheckFunction) -> CheckFunction:
         if id in CATALOGUE:
             raise ValueError(f"the id {id} is used twice")
-        CATALOGUE[id] = ConformanceCheck(id, level, text, consequence, source, function, limit, attach)
+        steps = inspect.getdoc(function) or ""
+        CATALOGUE[id] = ConformanceCheck(id, level, text, consequence, source, steps, limit, attach)
+        FUNCTIONS[id] = function
         return function
 
     return add

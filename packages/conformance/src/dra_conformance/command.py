@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,20 @@ from .reports import (
     FORMS,
     catalogue_text,
     conformance_report,
-    described,
     failure_lines,
     progress_line,
-    report_of,
     summary_line,
     transcript_text,
 )
 from .runner import CheckOutcome, ConformanceRun, OutcomeStatus, run_checks, select_checks
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The result of `dra conformance list` and `dra conformance explain`."""
+
+    checks: tuple[ConformanceCheck, ...]
+
 
 _COLORS = {
     OutcomeStatus.PASSED: "32",
@@ -52,10 +59,10 @@ def conformance(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for a user's mistakes."""
     selected = select_checks(args.checks)
     if args.action == "list":
-        put(described(selected), args.output, lambda _: catalogue_text(selected))
+        put(Checks(tuple(selected)), args.output, lambda found: catalogue_text(found.checks))
         return Exit.SUCCESS
     if args.action == "explain":
-        put(described(selected), args.output, lambda _: ["\n\n".join(map(_explained, selected))])
+        put(Checks(tuple(selected)), args.output, lambda _: ["\n\n".join(map(_explained, selected))])
         return Exit.SUCCESS
     if args.attach == bool(args.driver_cmd):
         raise SettingsError("use either --driver-cmd with the command that starts the driver, or --attach on its node")
@@ -148,7 +155,7 @@ def _finished(args: argparse.Namespace, found: ConformanceRun) -> int:
             Path(path).write_text(conformance_report(found, form))
     if args.transcripts:
         _write_transcripts(Path(args.transcripts), found)
-    put(report_of(found), args.output, lambda _: _last_lines(found, args.transcripts))
+    put(found, args.output, lambda _: _last_lines(found, args.transcripts))
     if found.fault:
         first, *rest = found.fault.splitlines()
         print_line(f"dra: {on_one_line(first)}")

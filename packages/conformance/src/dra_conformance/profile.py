@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.errors import SettingsError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)")
-_DURATIONS = frozenset({"ready_timeout", "idle", "prepare_p99", "prepare_many_p99"})
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
-_API_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
+_Reason = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-@dataclass(frozen=True)
-class ConformanceLimits:
-    """Sizes and budgets. Durations are in seconds.
+class Duration(float):
+    """Seconds. In a file, a duration is a text such as ``10s`` or ``250ms``."""
+
+
+class ConformanceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes and budgets.
 
     Attributes:
         idle: the time for which the suite observes an idle driver.
@@ -32,13 +37,13 @@ class ConformanceLimits:
         memory_growth: maximum growth of the resident memory in PRF-002, in percent.
     """
 
-    idle: float = 60.0
-    idle_requests: float = 30.0
-    kills: int = 50
-    cycles: int = 1000
-    prepare_p99: float = 0.0
-    prepare_many_p99: float = 0.0
-    memory_growth: float = 5.0
+    idle: Duration = Duration(60.0)
+    idle_requests: _Amount = 30.0
+    kills: _Number = 50
+    cycles: _Number = 1000
+    prepare_p99: Duration = Duration(0.0)
+    prepare_many_p99: Duration = Duration(0.0)
+    memory_growth: _Amount = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,29 +78,36 @@ class ConformanceProfile:
     xfail: Mapping[str, str] = field(default_factory=dict)
 
 
-_SECTIONS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "driver": {"name": str, "ready_timeout": str, "api_versions": list},
-    "devices": {"minimum": int, "exclusive": bool},
-    "config": {"default": str, "valid": list, "invalid": list, "errors": dict},
-    "hooks": {"reboot": str, "is_configured": str, "make_unhealthy": str, "make_healthy": str},
-    "limits": {
-        "idle": str,
-        "idle_requests": (int, float),
-        "kills": int,
-        "cycles": int,
-        "prepare_p99": str,
-        "prepare_many_p99": str,
-        "memory_growth": (int, float),
-    },
-}
-_WORDS = {
-    str: "a string",
-    list: "a list",
-    dict: "a table of strings",
-    int: "a whole number",
-    bool: "true or false",
-    (int, float): "a number",
-}
+class _Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A section of the file. It has no key that a profile does not know."""
+
+
+class _Driver(_Section):
+    name: str = ""
+    ready_timeout: Duration = Duration(30.0)
+    api_versions: Sequence[Literal["v1", "v1beta2", "v1beta1"]] = ("v1",)
+
+
+class _Devices(_Section):
+    minimum: _Number = 1
+    exclusive: bool = True
+
+
+class _Config(_Section):
+    default: str = ""
+    valid: list[str] | None = None
+    invalid: list[str] | None = None
+    errors: dict[str, str] = {}
+
+
+class _File(_Section):
+    driver: _Driver = msgspec.field(default_factory=_Driver)
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+    config: _Config = msgspec.field(default_factory=_Config)
+    hooks: dict[Literal["reboot", "is_configured", "make_unhealthy", "make_healthy"], str] = {}
+    limits: ConformanceLimits = ConformanceLimits()
+    skip: dict[str, _Reason] = {}
+    xfail: dict[str, _Reason] = {}
 
 
 def read_profile(path: Path, checks: Sequence[str]) -> ConformanceProfile:
@@ -104,121 +116,67 @@ def read_profile(path: Path, checks: Sequence[str]) -> ConformanceProfile:
     Args:
         checks: the ids of all checks.
 
-    Raises :class:`SettingsError` with all errors.
+    Raises :class:`SettingsError`.
     """
     try:
-        found = tomllib.loads(path.read_text())
+        found = msgspec.toml.decode(path.read_bytes(), type=_File, dec_hook=_decode)
     except OSError as e:
         raise SettingsError(f"the profile {path} cannot be read: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise SettingsError(f"the profile {path} is not valid TOML: {e}") from None
-    faults = [f"{path}: {fault}" for fault in _faults(found, checks)]
-    if faults:
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise SettingsError(f"the profile {path}: {e}") from None
+    if faults := [f"{path}: {fault}" for fault in _faults(found, checks)]:
         raise SettingsError(*faults)
-    return _profile(found, path.parent, str(path))
 
+    def parameters(names: Sequence[str] | None) -> Mapping[str, Any] | None:
+        return None if names is None else {name: _parameters(path, name) for name in names}
 
-def _faults(found: Mapping[str, Any], checks: Sequence[str]) -> list[str]:
-    out = []
-    for section, values in found.items():
-        known = _SECTIONS.get(section)
-        if not isinstance(values, dict):
-            out.append(f"{section} must be a section: write [{section}]")
-        elif section in {"skip", "xfail"}:
-            out += [f"[{section}] {id}: {_unknown_check(id, checks)}" for id in sorted(set(values) - set(checks))]
-            out += [f"[{section}] {id}: a reason is mandatory" for id, why in values.items() if not _is_text(why)]
-        elif known is None:
-            out.append(f"there is no section [{section}]{did_you_mean(section, [*_SECTIONS, 'skip', 'xfail'])}")
-        else:
-            out += [fault for key, value in values.items() if (fault := _value_fault(section, key, value))]
-    return out or _contradictions(found)
-
-
-def _unknown_check(id: str, checks: Sequence[str]) -> str:
-    if group := [name for name in checks if name.partition("-")[0] == id]:
-        return f"a group is not allowed here: name its checks, {', '.join(group)}"
-    return f"there is no such check{did_you_mean(id, checks)}"
-
-
-def _contradictions(found: Mapping[str, Any]) -> list[str]:
-    """Returns entries of a valid profile that would have no effect."""
-    config = found.get("config", {})
-    invalid = config.get("invalid", [])
-    out = [
-        f"[config] errors: {name} is not one of the files of [config] invalid{did_you_mean(name, invalid)}"
-        for name in config.get("errors", {})
-        if name not in invalid
-    ]
-    both = sorted(set(found.get("skip", {})) & set(found.get("xfail", {})))
-    return out + [f"{id} is in [skip] and in [xfail]: delete one of the entries" for id in both]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _value_fault(section: str, key: str, value: object) -> str:
-    kind = _SECTIONS[section].get(key)
-    where = f"[{section}] {key}"
-    if kind is None:
-        return f"{where}: there is no such key{did_you_mean(key, list(_SECTIONS[section]))}"
-    if key in _DURATIONS and not (isinstance(value, str) and _DURATION.fullmatch(value)):
-        return f'{where} must be a duration such as "10s" or "250ms"'
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        return f"{where} must be {_WORDS[kind]}"
-    if isinstance(value, int | float) and value < 0:
-        return f"{where} must not be negative"
-    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-        return f"{where} must be a list of strings"
-    if isinstance(value, dict) and not all(isinstance(item, str) for item in value.values()):
-        return f"{where} must be a table of strings"
-    if key == "api_versions" and isinstance(value, list) and (wrong := sorted(set(value) - set(_API_VERSIONS))):
-        return f"{where}: {wrong[0]!r} is not one of {', '.join(_API_VERSIONS)}"
-    return ""
-
-
-def seconds(text: str) -> float:
-    """Reads a duration such as ``10s``, which :func:`read_profile` has checked."""
-    found = _DURATION.fullmatch(text)
-    assert found
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def _profile(found: Mapping[str, Any], folder: Path, where: str) -> ConformanceProfile:
-    driver, devices, config = (found.get(name, {}) for name in ("driver", "devices", "config"))
-    limits: dict[str, Any] = {
-        key: seconds(value) if isinstance(value, str) else value for key, value in found.get("limits", {}).items()
-    }
-    default = config.get("default")
-    options: dict[str, Any] = {**driver, **devices, "limits": ConformanceLimits(**limits)}
-    if "ready_timeout" in driver:
-        options["ready_timeout"] = seconds(driver["ready_timeout"])
+    driver, devices, config = found.driver, found.devices, found.config
     return ConformanceProfile(
-        **options,
-        default=_parameters(folder / default, where) if default else None,
-        valid=_all_parameters(config.get("valid"), folder, where),
-        invalid=_all_parameters(config.get("invalid"), folder, where),
-        errors=config.get("errors", {}),
-        hooks=found.get("hooks", {}),
-        skip=found.get("skip", {}),
-        xfail=found.get("xfail", {}),
+        driver.name,
+        driver.ready_timeout,
+        driver.api_versions,
+        devices.minimum,
+        devices.exclusive,
+        default=_parameters(path, config.default) if config.default else None,
+        valid=parameters(config.valid),
+        invalid=parameters(config.invalid),
+        errors=config.errors,
+        hooks={str(name): hook for name, hook in found.hooks.items()},
+        limits=found.limits,
+        skip=found.skip,
+        xfail=found.xfail,
     )
 
 
-def _all_parameters(names: Sequence[str] | None, folder: Path, where: str) -> Mapping[str, Any] | None:
-    return None if names is None else {name: _parameters(folder / name, where) for name in names}
+def _decode(kind: type, value: object) -> object:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('a duration is a text such as "10s" or "250ms"')
+    return kind(float(match[1]) * _UNITS[match[2]])
 
 
-def _parameters(path: Path, where: str) -> Any:
-    """Reads opaque parameters from a file with JSON or YAML. Raises :class:`SettingsError`."""
+def _faults(found: _File, checks: Sequence[str]) -> Iterator[str]:
+    """Yields names that stand for nothing, and entries that would have no effect."""
+    for section, reasons in (("skip", found.skip), ("xfail", found.xfail)):
+        for id in sorted(set(reasons) - set(checks)):
+            yield f"[{section}] {id}: there is no such check{did_you_mean(id, checks)}"
+    for name in set(found.config.errors) - set(invalid := found.config.invalid or []):
+        yield f"[config] errors: {name} is not one of the files of [config] invalid{did_you_mean(name, invalid)}"
+    for id in sorted(set(found.skip) & set(found.xfail)):
+        yield f"{id} is in [skip] and in [xfail]: delete one of the entries"
+
+
+def _parameters(profile: Path, name: str) -> Any:
+    """Reads opaque parameters from a file with JSON or YAML, beside the profile. Raises :class:`SettingsError`."""
     import yaml
 
+    path = profile.parent / name
     try:
         value = yaml.safe_load(path.read_text())
     except OSError as e:
-        raise SettingsError(f"{where}: the parameters {path} cannot be read: {e.strerror}") from None
+        raise SettingsError(f"{profile}: the parameters {path} cannot be read: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise SettingsError(f"{where}: the parameters {path} are not valid JSON or YAML: {e}") from None
+        raise SettingsError(f"{profile}: the parameters {path} are not valid JSON or YAML: {e}") from None
     if not isinstance(value, dict):
-        raise SettingsError(f"{where}: the parameters {path} must be an object")
+        raise SettingsError(f"{profile}: the parameters {path} must be an object")
     return value

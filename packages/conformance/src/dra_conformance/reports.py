@@ -9,7 +9,6 @@ from xml.sax.saxutils import escape, quoteattr
 from dra_kubeletplugin.cli.shell.output import encoded
 
 from .catalogue import GROUPS, ConformanceCheck, Requirement
-from .output_models import CheckReport, Checks, ConformanceReport, DescribedCheck
 from .runner import CheckOutcome, ConformanceRun, OutcomeStatus
 from .transcript import TranscriptEntry
 
@@ -101,38 +100,8 @@ def transcript_text(outcome: CheckOutcome) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def report_of(run: ConformanceRun) -> ConformanceReport:
-    """Returns the fields of a report for programs."""
-    return ConformanceReport(
-        driver=run.driver,
-        seconds=round(run.seconds, 1),
-        fault=run.fault,
-        counts={str(s): run.count(s) for s in OutcomeStatus},
-        checks=tuple(map(_check_report, run.outcomes)),
-    )
-
-
-def _check_report(outcome: CheckOutcome) -> CheckReport:
-    check = outcome.check
-    return CheckReport(
-        id=check.id,
-        level=check.level,
-        status=outcome.status,
-        seconds=round(outcome.seconds, 3),
-        text=check.text,
-        consequence=check.consequence,
-        source=check.source,
-        reason=outcome.reason,
-        figures=tuple(outcome.figures),
-        expected=outcome.expected,
-        got=outcome.got,
-        transcript=tuple(outcome.transcript),
-        log=outcome.log,
-    )
-
-
 def _json(run: ConformanceRun) -> str:
-    return encoded(report_of(run), "json", unicode=False)
+    return encoded(run, "json", unicode=False)
 
 
 def _junit(run: ConformanceRun) -> str:
@@ -220,12 +189,6 @@ def _cell(text: str) -> str:
 def catalogue_text(checks: Sequence[ConformanceCheck]) -> Iterator[str]:
     for check in checks:
         yield f"{check.id}  {check.level:<6} {check.text}"
-
-
-def described(checks: Sequence[ConformanceCheck]) -> Checks:
-    return Checks(
-        tuple(DescribedCheck(c.id, c.level, c.text, c.steps, c.consequence, c.source, c.attach) for c in checks)
-    )
 
 
 def catalogue_markdown(checks: Sequence[ConformanceCheck]) -> str:

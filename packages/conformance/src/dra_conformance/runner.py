@@ -16,6 +16,7 @@ from dra_kubeletplugin.errors import SettingsError
 from . import checks  # noqa: F401 it fills the catalogue
 from .catalogue import (
     CATALOGUE,
+    FUNCTIONS,
     CheckFailed,
     CheckNotApplicable,
     CheckSkipped,
@@ -42,6 +43,7 @@ class CheckOutcome:
     """The result of one check.
 
     Args:
+        seconds: the duration.
         expected, got: the required and the observed behavior, if the check failed.
         reason: the reason why the check was skipped or does not apply, or why the profile expects a failure.
         figures: values that the check measured.
@@ -143,7 +145,7 @@ async def run_checks(
             out.fault = _not_ready(harness, out)
         except (DriverNotReady, RunAborted) as e:
             out.fault = str(e)
-    out.seconds = time.monotonic() - began
+    out.seconds = round(time.monotonic() - began, 1)
     return out
 
 
@@ -176,13 +178,13 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
     try:
         with _failures_of_the_driver():
             async with harness.limited(check.limit):
-                await check.run(harness)
+                await FUNCTIONS[check.id](harness)
     except CheckSkipped as e:
         if isinstance(e, DevicesMissing):
             harness.facts["devices missing"] = str(e)
         await _clean_up(harness, failed=False)
         status = OutcomeStatus.NOT_APPLICABLE if isinstance(e, CheckNotApplicable) else OutcomeStatus.SKIPPED
-        return CheckOutcome(check, status, time.monotonic() - began, reason=str(e))
+        return CheckOutcome(check, status, round(time.monotonic() - began, 3), reason=str(e))
     except TimeoutError:
         difference = CheckFailed(f"the check ends within {check.limit:g} s", "no end: the driver hangs or is too slow")
     except CheckFailed as e:
@@ -192,7 +194,7 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
     except Exception as e:  # for example, the driver returned a value that the check cannot read, or deleted a file
         log.debug("unexpected exception in check %s", check.id, exc_info=True)
         difference = CheckFailed("the check can be completed", f"{type(e).__name__}: {e}")
-    took = time.monotonic() - began
+    took = round(time.monotonic() - began, 3)
     transcript = harness.transcript.since(at)
     output = harness.log
     await _clean_up(harness, failed=difference is not None)

@@ -112,12 +112,13 @@ def e2e(tmp_path_factory: pytest.TempPathFactory) -> Iterator[E2e]:
         yield E2e(dev)
 
 
-def test_the_example_driver_passes_and_nothing_is_left(e2e: E2e) -> None:
-    code, output = e2e.run("--image", IMAGE, "--pull-policy", "Never", "--pod-env", "E2E=1")
+def test_the_example_driver_passes_and_nothing_is_left(e2e: E2e, tmp_path: Path) -> None:
+    (values := tmp_path / "values.yaml").write_text("pods: {all: {env: [{name: E2E, value: '1'}]}}\n")
+    code, output = e2e.run("--image", IMAGE, "--values", str(values))
     assert code == 0, output
     assert "skipped" not in output.splitlines()[-1]
     assert re.search(r"cluster: Kubernetes v1\.36\S+ at https://", output)
-    assert re.search(r"node node-2: kubelet \S+, runc://\S+, CDI on by default", output)
+    assert re.search(r"runtimes: runc://\S+", output)
     assert re.search(r"gates on: .*DRADeviceTaintRules", output)
     assert e2e.left() == []
 
@@ -168,7 +169,7 @@ def test_patterns_of_attributes_that_no_device_has_fail(e2e: E2e, tmp_path: Path
     package = tmp_path / "gpu_example"
     shutil.copytree(broken_drivers.DRIVER, package, ignore=shutil.ignore_patterns(".*", "build"))
     (package / "e2e.toml").write_text('expect = ["env GPU_DEVICE_*={attr[uuidd]}"]\n')
-    own = ("--driver-dir", str(package), "--image", IMAGE, "--pull-policy", "Never")
+    own = ("--driver-dir", str(package), "--image", IMAGE)
     code, output = e2e.run(*own, "-x", "-k", "different_devices")
     assert code == 1, output
     assert re.search(
@@ -177,7 +178,7 @@ def test_patterns_of_attributes_that_no_device_has_fail(e2e: E2e, tmp_path: Path
 
 
 def test_ctrl_c_leaves_nothing_behind(e2e: E2e) -> None:
-    process = e2e.start("--image", IMAGE, "--pull-policy", "Never")
+    process = e2e.start("--image", IMAGE)
     block_until(lambda: "survivor" in e2e.dev.kubectl("get", "pods", "-n", "dra-e2e"), limit=300)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from sys import intern
-from typing import Any, Required, TypedDict
+from types import GenericAlias
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -22,104 +23,36 @@ from dra_kubeletplugin.resourceapi.conversion import GROUP
 from .snapshot import kind_named, read
 
 
-class _Identity(TypedDict):
-    name: str
-    uid: str
+def _fields(names: str = "", **types: Any) -> Any:
+    """Returns a type that decodes only these fields of an object, each if it is present. ``names`` are fields of any type."""
+    return TypedDict("Fields", {**dict.fromkeys(names.split(), Any), **types}, total=False)  # type: ignore[operator]
 
 
-class _Metadata(_Identity, total=False):
-    namespace: str
-    labels: Any
-    annotations: Any
-    creationTimestamp: Any
-    deletionTimestamp: Any
-    ownerReferences: Any
-
-
-class _OtherObject(TypedDict, total=False):
-    """An object of a kind whose fields are all read, except for some metadata."""
-
-    metadata: Required[_Metadata]
-    spec: Any
-    status: Any
-
-
-class _NodeStatus(TypedDict, total=False):
-    capacity: Any
-    allocatable: Any
-
-
-class _Node(TypedDict, total=False):
-    metadata: Required[_Metadata]
-    spec: Any
-    status: _NodeStatus | None
-
-
-class _Container(TypedDict, total=False):
-    name: Any
-    resources: Any
-    ports: Any
-    restartPolicy: Any
-
-
-class _PodSpec(TypedDict, total=False):
-    nodeName: Any
-    schedulerName: Any
-    containers: Required[list[_Container]]
-    initContainers: list[_Container] | None
-    resourceClaims: Any
-    affinity: Any
-    priority: Any
-    overhead: Any
-    resources: Any
-    hostNetwork: Any
-    schedulingGroup: Any
-
-
-class _PodStatus(TypedDict, total=False):
-    phase: Any
-    resourceClaimStatuses: Any
-    extendedResourceClaimStatus: Any
-
-
-class _Pod(TypedDict, total=False):
-    """A pod that runs or has ended. Only its use of the node is read."""
-
-    metadata: Required[_Metadata]
-    spec: Required[_PodSpec]
-    status: _PodStatus | None
-
-
-class _AllocatedDevices(TypedDict, total=False):
-    results: list[JSON] | None
-
-
-class _Allocation(TypedDict, total=False):
-    devices: _AllocatedDevices | None
-    nodeSelector: Any
-    allocationTimestamp: Any
-
-
-class _ClaimStatus(TypedDict, total=False):
-    allocation: _Allocation | None
-    reservedFor: Any
-    devices: Any
-
-
-class _Slice(TypedDict):
-    """All fields of the spec are kept, so that a command can name a field of a newer release."""
-
-    metadata: Required[_Identity]
-    spec: Required[JSON]
-
-
-class _Claim(TypedDict, total=False):
-    metadata: Required[_Metadata]
-    spec: Any
-    status: _ClaimStatus | None
-
-
-_SHAPES: dict[str, Any] = {NODES.plural: _Node, PODS.plural: _Pod, CLAIMS.plural: _Claim}
+_METADATA = _fields(
+    "labels annotations creationTimestamp deletionTimestamp ownerReferences", name=str, uid=str, namespace=str
+)
+_CONTAINERS: Any = GenericAlias(list, (_fields("name resources ports restartPolicy"),))
+_POD_SPEC = _fields(
+    "nodeName schedulerName resourceClaims affinity priority overhead resources hostNetwork schedulingGroup",
+    containers=_CONTAINERS,
+    initContainers=_CONTAINERS | None,
+)
+_ALLOCATION = _fields("nodeSelector allocationTimestamp", devices=_fields(results=list[JSON] | None) | None)
+_SHAPES: dict[str, Any] = {
+    NODES.plural: _fields("spec", metadata=_METADATA, status=_fields("capacity allocatable") | None),
+    # A pod that runs or has ended. Only its use of the node is read.
+    PODS.plural: _fields(
+        metadata=_METADATA,
+        spec=_POD_SPEC,
+        status=_fields("phase resourceClaimStatuses extendedResourceClaimStatus") | None,
+    ),
+    CLAIMS.plural: _fields(
+        "spec", metadata=_METADATA, status=_fields("reservedFor devices", allocation=_ALLOCATION | None) | None
+    ),
+}
+_OTHER = _fields("spec status", metadata=_METADATA)
+# All fields of the spec are kept, so that a command can name a field of a newer release.
+_SLICE = _fields(metadata=_fields(name=str, uid=str), spec=JSON)
 _MAX_EQUAL = 100_000
 _PLACED = {"Running", "Succeeded", "Failed"}
 
@@ -138,10 +71,10 @@ class ObjectDecoder:
         self._head = {"apiVersion": resource.api_version, "kind": kind_named(resource)}
         is_rule = resource.plural == TAINT_RULES.plural  # all versions have the same fields
         self._converted = resource.group == GROUP and resource.version != "v1" and not is_rule
-        shape: Any = _SHAPES.get(resource.plural, _OtherObject)
+        shape: Any = _SHAPES.get(resource.plural, _OTHER)
         self._attributes = attributes if resource.plural == SLICES.plural else None
         if self._attributes is not None:
-            shape = _Slice
+            shape = _SLICE
         self._decoder = msgspec.json.Decoder(shape)
         self._equal: dict[bytes, Any] = {}
 
@@ -158,12 +91,11 @@ class ObjectDecoder:
             obj: JSON = self._decoder.decode(item)
             if self._attributes is not None:
                 _keep_attributes(obj["spec"].get("devices") or (), self._attributes)
-        except (msgspec.DecodeError, RecursionError, AttributeError, TypeError):
-            return self._whole(item)
-        meta = obj["metadata"]
-        if not meta["name"] or not meta["uid"] or (self.resource.namespaced and not meta.get("namespace")):
-            return self._whole(item)
-        if self._plural == PODS.plural and not _is_placed(obj):
+            meta = obj["metadata"]
+            is_whole = bool(meta["name"] and meta["uid"] and (meta.get("namespace") or not self.resource.namespaced))
+            if not is_whole or (self._plural == PODS.plural and not _is_placed(obj)):
+                return self._whole(item)
+        except (msgspec.DecodeError, RecursionError, AttributeError, KeyError, TypeError):
             return self._whole(item)
         obj |= self._head
         self._share(obj)
@@ -210,7 +142,7 @@ class ObjectDecoder:
 def _is_placed(pod: JSON) -> bool:
     """Returns whether the pod runs or has ended and is not being deleted. Of such a pod, only its use of the node matters."""
     phase = (pod.get("status") or {}).get("phase")
-    return phase in _PLACED and not pod["metadata"].get("deletionTimestamp")
+    return "containers" in pod["spec"] and phase in _PLACED and not pod["metadata"].get("deletionTimestamp")
 
 
 def _keep_attributes(devices: Sequence[JSON], names: Collection[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from dra_devkit.event_messages import as_core_event
 from dra_devkit.near_names import suggestion
-from dra_devkit.scheduling.framework.device_taint_rules import tainted
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.text import join_names
 from dra_kubeletplugin.errors import QuestionError, describe
@@ -29,6 +28,7 @@ from dra_kubeletplugin.kube.resource import (
 from dra_kubeletplugin.resourceapi.conversion import GROUP, VERSIONS, convert
 
 from .object_shapes import FAULTS, validated
+from .taints import with_rules
 from .unevaluated.parts import group_of, is_builtin, subject_of, unread_kinds
 
 KINDS: Mapping[str, Resource] = {
@@ -177,7 +177,7 @@ class Snapshot:
     @cached_property
     def tainted_slices(self) -> tuple[JSON, ...]:
         """The slices as the scheduler uses them: with the taints of DeviceTaintRules on their devices (KEP-5055)."""
-        return tuple(dict(tainted(s, self.rules)) for s in self.slices) if self.rules else self.slices
+        return with_rules(self.slices, self.rules)
 
     @property
     def objects(self) -> Mapping[str, tuple[JSON, ...]]:

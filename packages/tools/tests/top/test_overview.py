@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Snapshot
-from dra_tools.explanation.background import BackgroundExplainer, _Found
 from dra_tools.top.overview import overview
 from dra_tools.usage.rows import PodReason
-from dra_tools.watcher import ClusterWatcher
 from packages.tools.tests.usage.test_usage import slice_of
 
 
@@ -67,12 +65,3 @@ def test_the_overview_lists_pods_that_wait_for_devices_oldest_first() -> None:
         ("there", ("c",), "0/1 nodes are available", ""),
     ]
     assert [p.name for p in overview(snapshot, "n1").waiting] == ["old", "new"]
-
-
-async def test_the_cache_of_reasons_stays_limited_while_a_pod_keeps_changing() -> None:
-    reasons = BackgroundExplainer(cast(ClusterWatcher, None))
-    for i in range(3000):
-        reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)
-        reasons._update_lines({"u1": f"likeness {i}"})
-    assert reasons.lines == {"u1": "why"}
-    assert len(reasons._found) <= 1001

@@ -124,22 +124,17 @@ class Cluster:
         return str(current["name"]).removeprefix("kind-")
 
     def facts(self) -> list[str]:
-        """Returns lines about the cluster: its version, runtimes with CDI, versions of resource.k8s.io and gates."""
+        """Returns lines about the cluster: its version, its runtimes, and its gates of dynamic resource allocation."""
         status, version = self.request("GET", "/version")
         assert status == 200, f"{self.api.configuration.host} cannot be used: {version}"
-        versions = [v["version"] for v in (self.get("/apis/resource.k8s.io") or {}).get("versions", [])]
-        lines = [
-            f"cluster: Kubernetes {version['gitVersion']} at {self.api.configuration.host}",
-            f"resource.k8s.io: {', '.join(versions) or 'not served'}",
-        ]
-        for node in self.items("/api/v1/nodes"):
-            info = node["status"]["nodeInfo"]
-            runtime = info["containerRuntimeVersion"]
-            cdi = "off unless enable_cdi = true" if runtime.startswith("containerd://1.") else "on by default"
-            lines.append(f"node {node['metadata']['name']}: kubelet {info['kubeletVersion']}, {runtime}, CDI {cdi}")
+        runtimes = {n["status"]["nodeInfo"]["containerRuntimeVersion"] for n in self.items("/api/v1/nodes")}
         _, metrics = self.request("GET", "/metrics")
         gates = re.findall(r'kubernetes_feature_enabled\{name="((?:DRA|DynamicRes)\w*)"[^}]*\} 1', str(metrics))
-        return [*lines, f"gates on: {', '.join(sorted(gates)) or 'unknown'}"]
+        return [
+            f"cluster: Kubernetes {version['gitVersion']} at {self.api.configuration.host}",
+            f"runtimes: {', '.join(sorted(runtimes))} (containerd 1.x needs enable_cdi = true)",
+            f"gates on: {', '.join(sorted(gates)) or 'unknown'}",
+        ]
 
     def served(self, plural: str) -> str:
         """Returns the path of a kind of resource.k8s.io in the newest version that serves it; empty if none does."""
@@ -190,22 +185,15 @@ class Cluster:
         return found
 
     def state(self) -> str:
-        """Returns what explains a failure: pods that are not ready, the last warnings, and the end of the plugins' logs."""
-        lines = [""]
-        for namespace in (self.driver.namespace, POD_NAMESPACE):
-            for pod in self.items(f"/api/v1/namespaces/{namespace}/pods") if namespace else ():
-                statuses = pod["status"].get("containerStatuses") or []
-                if not statuses or not all(s["ready"] for s in statuses):
-                    states = [s["state"] for s in statuses]
-                    lines.append(f"  pod {namespace}/{pod['metadata']['name']}: {pod['status'].get('phase')} {states}")
-            for event in (self.items(f"/api/v1/namespaces/{namespace}/events") if namespace else [])[-40:]:
-                if event["type"] == "Warning":
-                    lines.append(f"  event: {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
+        """Returns what explains a failure: the pods, the warnings, and the end of the plugins' logs."""
+        out = ""
+        for namespace in filter(None, (self.driver.namespace, POD_NAMESPACE)):
+            out += "\n" + self.kubectl("get", "pods", "-o", "wide", "-n", namespace, check=False)
+            out += self.kubectl("get", "events", "-n", namespace, "--field-selector", "type=Warning", check=False)
         for node, pod in self.plugins().items() if self.driver.daemon_set else ():
             args = ("-n", self.driver.namespace, pod["metadata"]["name"], "--tail=4")
-            log = self.kubectl("logs", *args, check=False)
-            lines += [f"  log on {node}: {line}" for line in log.splitlines()]
-        return "\n".join(lines)
+            out += f"log on {node}:\n" + self.kubectl("logs", *args, check=False)
+        return out
 
     # --- test pods ----------------------------------------------------------------------------------------
 
@@ -224,16 +212,9 @@ class Cluster:
             exactly = {"deviceClassName": self.driver.device_class} | (request or {})
             container["resources"] = {"claims": [{"name": "device"}]}
             spec["resourceClaims"] = [{"name": "device", "resourceClaimTemplateName": name}]
-            template = {"spec": {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}}
-            documents.insert(
-                0,
-                {
-                    "apiVersion": "resource.k8s.io/v1",
-                    "kind": "ResourceClaimTemplate",
-                    "metadata": {"name": name},
-                    "spec": template,
-                },
-            )
+            template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
+            template["spec"] = {"spec": {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}}
+            documents.insert(0, template)
         self.apply(*documents)
         return self.running(name)
 
@@ -279,17 +260,10 @@ class Cluster:
 
     def allocated(self, pod: JSON, container: JSON) -> set[tuple[str, str]]:
         """Returns pool and name of each device of this driver that was allocated for a container."""
-        names = {
-            s["name"]: s.get("resourceClaimName", "") for s in pod["status"].get("resourceClaimStatuses") or []
-        } | {
-            c["name"]: c["resourceClaimName"]
-            for c in pod["spec"].get("resourceClaims") or []
-            if c.get("resourceClaimName")
-        }
-        wanted = [
-            (names.get(c["name"], ""), c.get("request", ""))
-            for c in (container.get("resources") or {}).get("claims") or []
-        ]
+        entries = [*(pod["status"].get("resourceClaimStatuses") or []), *(pod["spec"].get("resourceClaims") or [])]
+        names = {e["name"]: e["resourceClaimName"] for e in entries if e.get("resourceClaimName")}
+        claims = (container.get("resources") or {}).get("claims") or []
+        wanted = [(names.get(c["name"], ""), c.get("request", "")) for c in claims]
         extended = pod["status"].get("extendedResourceClaimStatus") or {}
         wanted += [
             (extended["resourceClaimName"], m["requestName"])

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from dra_kubeletplugin.base.yaml import dump
-
-from .cluster import JSON, POD_NAMESPACE, RESOURCE, Cluster, Driver
+from .cluster import POD_NAMESPACE, RESOURCE, Cluster, Driver
 
 _ADMIN = "resource.kubernetes.io/admin-access"
 
@@ -22,28 +20,31 @@ class Deployment:
     """The driver of a folder on a cluster.
 
     Args:
+        image: the name of the driver's image.
+        load: a shell command that brings the image to the nodes; empty if they have it or pull it.
         manifests: a file with rendered manifests, such as the output of ``helm template``; None to render deploy/values.yaml.
-        overrides: values that replace those of values.yaml.
-        commands: shell commands that build and load ``{image}``, in order.
+        values: a file with values that replace those of values.yaml.
     """
 
-    def __init__(self, cluster: Cluster, manifests: Path | None, overrides: JSON, commands: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, image: str, load: str, manifests: Path | None = None, values: Path | None = None
+    ) -> None:
         self.cluster = cluster
+        self.image = image
+        self.load = load
         self.manifests = manifests
-        self.overrides = overrides
-        self.commands = commands
+        self.values = values
         self.text = ""
 
     def deploy(self) -> None:
-        """Builds and loads the image, applies the manifests, and waits until the plugin is ready on each node."""
-        for command in self.commands:
-            _shell(command, self.cluster.settings.folder)
+        """Loads the image, applies the manifests, and waits until the plugin is ready on each node."""
+        if self.load:
+            _run(["sh", "-c", self.load])
         self.text = self.manifests.read_text() if self.manifests else self._render()
         self.cluster.driver = self._driver()
-        namespace: JSON = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": POD_NAMESPACE}}
-        namespace["metadata"]["labels"] = {_ADMIN: "true"}
+        meta = {"name": POD_NAMESPACE, "labels": {_ADMIN: "true"}}
         self._delete_namespace()  # of a killed run
-        self.cluster.apply(namespace, namespace="")
+        self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": meta}, namespace="")
         self.apply()
 
     def apply(self) -> None:
@@ -90,22 +91,13 @@ class Deployment:
         self.cluster.wait(f"the namespace {POD_NAMESPACE} is gone", lambda: self.cluster.get(path) is None)
 
     def _render(self) -> str:
-        values = str(self.cluster.settings.folder / "deploy/values.yaml")
+        values = self.cluster.settings.folder / "deploy/values.yaml"
         with tempfile.TemporaryDirectory() as folder:
-            (overrides := Path(folder, "overrides.yaml")).write_text(dump(self.overrides))
-            _run(
-                [
-                    sys.executable,
-                    "-m",
-                    "dra_kubeletplugin",
-                    "deploy",
-                    values,
-                    "-f",
-                    str(overrides),
-                    "-C",
-                    f"{folder}/deploy",
-                ]
-            )
+            own = {"image": self.image, "pods": {"all": {"imagePullPolicy": "IfNotPresent"}}}
+            (overrides := Path(folder, "overrides.yaml")).write_text(yaml.safe_dump(own))
+            files = [word for f in (overrides, self.values) if f for word in ("-f", str(f))]
+            dra = [sys.executable, "-m", "dra_kubeletplugin", "deploy"]
+            _run([*dra, str(values), *files, "-C", f"{folder}/deploy"])
             return _run(["kubectl", "kustomize", f"{folder}/deploy"])
 
     def _driver(self) -> Driver:
@@ -123,11 +115,6 @@ class Deployment:
 
 
 def _run(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, start_new_session=True)
-    assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False, start_new_session=True)
+    assert done.returncode == 0, f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr}"
     return done.stdout
-
-
-def _shell(command: str, folder: Path) -> None:
-    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S602 - of the user
-    assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"

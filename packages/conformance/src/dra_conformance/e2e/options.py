@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,53 +17,24 @@ from urllib3.exceptions import HTTPError
 from .cluster import Cluster, Settings
 from .deployment import Deployment
 
-_LOAD = {
-    "none": "",
-    "push": "{engine} push {image}",
-    "kind": "kind load docker-image {image} --name {context}",
-    "k3s": "{engine} save {image} | sudo k3s ctr images import -",
-}
-_LOADED = f"{', '.join(_LOAD)}, or a command with {{image}}"
+_KIND = "kind load docker-image {image} --name {context}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("e2e", "a driver on a real cluster")
-    add = group.addoption
-    add(
-        "--driver-dir",
-        default=".",
-        metavar="FOLDER",
-        help="the driver's folder, with deploy/, examples/ and e2e.toml (.)",
-    )
+    add = parser.getgroup("e2e", "a driver on a real cluster").addoption
+    text = "the driver's folder, with deploy/, examples/ and e2e.toml (.)"
+    add("--driver-dir", default=".", metavar="FOLDER", help=text)
     text = (
         "rendered manifests to apply, such as the output of `helm template`; by default, deploy/values.yaml is rendered"
     )
     add("--manifests", default="", metavar="FILE", help=text)
-    add("--image", default="", help="the name of the image; by default, the name in deploy/values.yaml")
-    add("--image-prefix", default="", metavar="PREFIX", help="replaces the registry and path in the image's name")
-    add("--image-build", default="", metavar="COMMAND", help="builds {image} first, such as 'make image IMAGE={image}'")
-    add("--image-load", default="none", metavar="HOW", help=f"how the nodes get the image: {_LOADED} (none)")
-    add("--engine", default="docker", help="docker or podman, for --image-load (docker)")
-    add("--pull-policy", default="IfNotPresent", help="imagePullPolicy of the driver's pods (IfNotPresent)")
-    add(
-        "--driver-namespace",
-        default="",
-        metavar="NAME",
-        help="the driver's namespace; by default, that of deploy/values.yaml",
-    )
-    add(
-        "--pod-env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a variable for the driver's pods; repeatable",
-    )
-    add(
-        "--pod-image",
-        default="busybox:1.37",
-        metavar="IMAGE",
-        help="the image of test pods; it needs a shell (busybox:1.37)",
-    )
+    text = "values that replace those of deploy/values.yaml, as in `dra deploy -f`"
+    add("--values", default="", metavar="FILE", help=text)
+    add("--image", default="", help="the name of the driver's image; by default, the name in deploy/values.yaml")
+    text = "how the nodes get the image: kind, or a command with {image}; by default, they have it or pull it"
+    add("--image-load", default="", metavar="HOW", help=text)
+    text = "the image of test pods; it needs a shell (busybox:1.37)"
+    add("--pod-image", default="busybox:1.37", metavar="IMAGE", help=text)
     add("--wait", type=float, default=120.0, metavar="SECONDS", help="how long each step may take (120)")
 
 
@@ -95,22 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _deployment(cluster: Cluster, option: Callable[[str], Any]) -> Deployment:
-    image = option("--image")
-    if not image or option("--image-prefix"):
-        image = image or str(yaml.safe_load((cluster.settings.folder / "deploy/values.yaml").read_text())["image"])
-        if prefix := option("--image-prefix"):
-            image = f"{prefix.rstrip('/')}/{image.rpartition('/')[2]}"
-    pods: dict[str, Any] = {"imagePullPolicy": option("--pull-policy")}
-    if env := [dict(zip(("name", "value"), e.split("=", 1), strict=True)) for e in option("--pod-env")]:
-        pods["env"] = env
-    overrides: dict[str, Any] = {"image": image, "pods": {"all": pods}}
-    if namespace := option("--driver-namespace"):
-        overrides["namespace"] = namespace
-    commands = [option("--image-build"), _LOAD.get(option("--image-load"), option("--image-load"))]
-    words = {"image": image, "engine": option("--engine"), "context": cluster.kind_name}
-    filled = [re.sub(r"\{(image|engine|context)\}", lambda m: words[m[1]], c) for c in commands if c]
-    manifests = option("--manifests")
-    return Deployment(cluster, Path(manifests) if manifests else None, overrides, filled)
+    how, image = option("--image-load"), option("--image")
+    image = image or str(yaml.safe_load((cluster.settings.folder / "deploy/values.yaml").read_text())["image"])
+    load = (_KIND if how == "kind" else how).replace("{image}", image).replace("{context}", cluster.kind_name)
+    files = {name: Path(value) if (value := option(f"--{name}")) else None for name in ("manifests", "values")}
+    return Deployment(cluster, image, load, **files)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

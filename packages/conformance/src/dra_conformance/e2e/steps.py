@@ -102,11 +102,8 @@ def test_a_killed_plugin_restarts_and_no_pod_notices(cluster: Cluster) -> None:
 
     def restarted() -> JSON | None:
         now = plugin_of(cluster, survivor)
-        return (
-            now
-            if restarts(now) > restarts(plugin) and all(s["ready"] for s in now["status"]["containerStatuses"])
-            else None
-        )
+        ready = all(s["ready"] for s in now["status"]["containerStatuses"])
+        return now if ready and restarts(now) > restarts(plugin) else None
 
     now = cluster.wait("the plugin is ready again after SIGKILL", restarted)
     [status] = now["status"]["containerStatuses"]
@@ -216,17 +213,12 @@ def test_admin_access_gets_devices_in_use_and_only_in_an_admin_namespace(cluster
 def token_fixture(cluster: Cluster) -> tuple[str, str]:
     """The node of a plugin, and a token as the plugin has it."""
     node, plugin = sorted(cluster.plugins().items())[0]
-    meta = plugin["metadata"]
-    bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
-    return node, token_of(cluster, cluster.driver.namespace, cluster.driver.account, {"boundObjectRef": bound})
+    pod = ("--bound-object-kind", "Pod", "--bound-object-name", plugin["metadata"]["name"])
+    return node, token_of(cluster, cluster.driver.namespace, cluster.driver.account, *pod)
 
 
-def token_of(cluster: Cluster, namespace: str, account: str, spec: JSON) -> str:
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-    status, response = cluster.request("POST", path, body)
-    assert status == 201, response
-    return str(response["status"]["token"])
+def token_of(cluster: Cluster, namespace: str, account: str, *bound: str) -> str:
+    return cluster.kubectl("create", "token", "-n", namespace, account, *bound).strip()
 
 
 def create_slice(cluster: Cluster, token: str, **changes: Any) -> int:
@@ -244,7 +236,7 @@ def create_slice(cluster: Cluster, token: str, **changes: Any) -> int:
 def test_the_plugin_may_write_slices_of_its_own_node_and_driver_only(cluster: Cluster, token: tuple[str, str]) -> None:
     node, own = token
     assert create_slice(cluster, own, nodeName=node) == 201
-    unbound = token_of(cluster, cluster.driver.namespace, cluster.driver.account, {})
+    unbound = token_of(cluster, cluster.driver.namespace, cluster.driver.account)
     attempts: dict[str, Callable[[], int]] = {
         "of another node": lambda: create_slice(cluster, own, nodeName="dra-e2e-other"),
         "of another driver": lambda: create_slice(cluster, own, nodeName=node, driver="other.example.com"),
@@ -257,17 +249,12 @@ def test_the_plugin_may_write_slices_of_its_own_node_and_driver_only(cluster: Cl
 
 def test_another_account_may_not_write_slices_of_the_driver(cluster: Cluster, token: tuple[str, str]) -> None:
     node, _ = token
-    subject = {"kind": "ServiceAccount", "name": "default", "namespace": POD_NAMESPACE}
-    group = "rbac.authorization.k8s.io"
-    rule = {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["create"]}
-    meta = {"name": f"{POD_NAMESPACE}-slices"}
-    role = {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": meta, "rules": [rule]}
-    reference = {"apiGroup": group, "kind": "ClusterRole", "name": meta["name"]}
-    binding = role | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [subject]}
-    binding.pop("rules")
-    cluster.apply(role, binding, namespace="")
+    name = f"{POD_NAMESPACE}-slices"
+    cluster.kubectl("create", "clusterrole", name, "--verb=create", "--resource=resourceslices.resource.k8s.io")
+    account = f"--serviceaccount={POD_NAMESPACE}:default"
+    cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
     try:
-        intruder = token_of(cluster, POD_NAMESPACE, "default", {})
+        intruder = token_of(cluster, POD_NAMESPACE, "default")
         cluster.wait(
             "RBAC lets the other account write slices of other drivers",
             lambda: create_slice(cluster, intruder, nodeName=node, driver="other.example.com") == 201,
@@ -275,7 +262,7 @@ def test_another_account_may_not_write_slices_of_the_driver(cluster: Cluster, to
         status = create_slice(cluster, intruder, nodeName=node)
         assert status in {403, 422}, "an account without relation to the driver may write its slices"
     finally:
-        cluster.kubectl("delete", "clusterrole,clusterrolebinding", meta["name"])
+        cluster.kubectl("delete", "clusterrole,clusterrolebinding", name)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ Source: KEP-4381, ``ResourcePool``: the scheduler uses a pool only if all slices
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
-from dra_devkit.generations import PoolKey, generation_of, key_of, newest
-from dra_devkit.scheduling.framework.device_taint_rules import tainted
-from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_devkit.generations import key_of, newest_by_pool
+from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names, natural
 from dra_kubeletplugin.errors import ApiError, DraError
 from dra_kubeletplugin.kube import KubeClient, Resource
@@ -24,11 +23,11 @@ from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 from ..doubled_resources import doubled_resources, overlapping
 from ..reader import served_rules, take
 from ..snapshot import Snapshot
+from ..taints import BLOCKING_EFFECTS, taint_with_rule, with_rules
 from ..unevaluated.objects import all_not_evaluated
+from ..usage.usage import count_usage
 from .findings import Finding, failure, ok, unknown, warning
 
-_RULE = "deviceTaintRule"  # a field that this module adds to the taints of DeviceTaintRules
-_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 _TAINTED_NODES = 8  # maximum number of nodes with a finding of their own
 
 
@@ -51,8 +50,7 @@ async def look(
         names = None if node else set(await read_all(client, NODES, _name))
         slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
         others = await _others(client, resource, slices) if node else []
-        rules = await _rules(client)
-        slices = [dict(tainted(sl, rules)) for sl in slices]
+        slices = list(with_rules(slices, await _rules(client)))
     except ApiError as e:
         yield unknown("slices", e.message)
         return
@@ -110,33 +108,23 @@ async def _doubled(client: KubeClient, node: str) -> AsyncIterator[Finding]:
         yield warning("slices", str(doubled), doubled.change)
 
 
-async def _rules(client: KubeClient) -> list[dict[str, Any]]:
-    """Returns the DeviceTaintRules, with the name of the rule added to its taint; none if this account may not list them."""
+async def _rules(client: KubeClient) -> list[JSON]:
+    """Returns the DeviceTaintRules; none if this account may not list them."""
     resource = await served_rules(client)
     try:
-        rules = await read_all(client, resource, as_json) if resource is not None else []
+        return await read_all(client, resource, as_json) if resource is not None else []
     except ForbiddenError:
         return []
-    for rule in rules:
-        rule["spec"]["taint"][_RULE] = str(rule["metadata"]["name"])
-    return rules
 
 
 async def _others(client: KubeClient, resource: Resource, slices: Sequence[ReadOnlyJSON]) -> list[ReadOnlyJSON]:
     """Returns the other slices of pools that look incomplete: a slice of counters, for example, may have no ``nodeName``."""
-    missing = [key for key, of in _pools(slices).items() if len(now := newest(of, generation_of)) != _wanted(now)]
+    missing = {key for key, now in newest_by_pool(slices).items() if len(now) != _wanted(now)}
     known = {s["metadata"]["uid"] for s in slices}
     found: list[ReadOnlyJSON] = []
     for driver in sorted({driver for driver, _ in missing}):
         found += await read_all(client, resource, as_json, fields=f"spec.driver={driver}")
     return [s for s in found if key_of(s) in missing and s["metadata"]["uid"] not in known]
-
-
-def _pools(slices: Iterable[ReadOnlyJSON]) -> dict[PoolKey, list[ReadOnlyJSON]]:
-    pools: dict[PoolKey, list[ReadOnlyJSON]] = {}
-    for s in slices:
-        pools.setdefault(key_of(s), []).append(s)
-    return pools
 
 
 def _wanted(slices: Sequence[ReadOnlyJSON]) -> int:
@@ -152,50 +140,23 @@ def faults(
         nodes: names of the cluster's nodes; None if they are not known.
         others: more slices of the same pools, which are not of the node that is checked.
     """
-    pools, own = _pools([*slices, *others]), set(map(id, slices))
-    current: list[ReadOnlyJSON] = []
-    for (driver, name), members in sorted(pools.items(), key=lambda pool: (pool[0][0], natural(pool[0][1]))):
-        now = newest(members, generation_of)
-        current += (s for s in now if id(s) in own)
-        wanted = _wanted(now)
-        if len(now) != wanted:
-            yield failure(
-                "slices",
-                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {generation_of(now[0])} exist, "
-                "so the scheduler allocates none of its devices",
-                "its driver corrects this; if this stays, see the driver's log for rejected slices",
-            )
-        if old := len(members) - len(now):
-            yield warning(
-                "slices",
-                f"pool {name} of {driver}: {counted(old, 'slice')} of older generations",
-                "its driver removes them; if they stay, the driver does not run",
-            )
-        seen: dict[str, int] = {}
-        for s in now:
-            for device in s["spec"].get("devices") or ():
-                seen[device["name"]] = seen.get(device["name"], 0) + 1
-        if twice := [d for d, n in seen.items() if n > 1]:
-            yield failure(
-                "slices",
-                f"pool {name} of {driver} has {join_names(twice)} more than once: the scheduler does not use the pool",
-                "check in managedFields whether two programs write these slices",
-            )
-    lost = sorted(
-        {
-            s["spec"]["nodeName"]
-            for s in slices
-            if nodes is not None and s["spec"].get("nodeName") not in (None, "", *nodes)
-        },
-        key=natural,
-    )
-    if lost:
-        yield warning(
-            "slices",
-            f"slices for nodes that do not exist: {join_names(lost)}",
-            "they are deleted with their owner; delete slices without an owner",
-        )
-    yield from _tainted(current)
+    every = [*slices, *others]
+    # The rules of the scheduler for pools that it does not use are those of `dra top`.
+    for text in count_usage(every, ()).notes:
+        todo = "its driver corrects this; if it stays, see the driver's log, and in managedFields whether two programs write these slices"
+        yield failure("slices", text, todo)
+    now = newest_by_pool(every)
+    for (driver, name), old in sorted(
+        (Counter(map(key_of, every)) - Counter({k: len(v) for k, v in now.items()})).items()
+    ):
+        text = f"pool {name} of {driver}: {counted(old, 'slice')} of older generations"
+        yield warning("slices", text, "its driver removes them; if they stay, the driver does not run")
+    named = {str(s["spec"].get("nodeName") or "") for s in slices} - {""}
+    if nodes is not None and (lost := sorted(named - nodes, key=natural)):
+        text = f"slices for nodes that do not exist: {join_names(lost)}"
+        yield warning("slices", text, "they are deleted with their owner; delete slices without an owner")
+    own = set(map(id, slices))
+    yield from _tainted([s for members in now.values() for s in members if id(s) in own])
 
 
 def _tainted(slices: Sequence[ReadOnlyJSON]) -> Iterator[Finding]:
@@ -203,11 +164,11 @@ def _tainted(slices: Sequence[ReadOnlyJSON]) -> Iterator[Finding]:
     nodes: dict[str, dict[tuple[str, str], list[str]]] = {}  # names of devices by node, driver and taints
     for s in slices:
         for device in s["spec"].get("devices") or ():
-            taints = [t for t in device.get("taints") or () if t.get("effect") in _BLOCKING_EFFECTS]
+            taints = [t for t in device.get("taints") or () if t.get("effect") in BLOCKING_EFFECTS]
             if taints:
                 owner = device if s["spec"].get("perDeviceNodeSelection") else s["spec"]
                 reason = f" ({text})" if (text := reason_of(device)) else ""
-                key = s["spec"]["driver"], f"{join_names(map(_taint, taints))}{reason}"
+                key = s["spec"]["driver"], f"{join_names(map(taint_with_rule, taints))}{reason}"
                 nodes.setdefault(str(owner.get("nodeName") or ""), {}).setdefault(key, []).append(device["name"])
     for node in sorted(nodes)[:_TAINTED_NODES]:
         where = f"node {node}" if node else "devices of several nodes"
@@ -223,12 +184,6 @@ def _tainted(slices: Sequence[ReadOnlyJSON]) -> Iterator[Finding]:
     if (more := len(nodes) - _TAINTED_NODES) > 0:
         text = f"{counted(more, 'more node')} with tainted devices"
         yield warning("slices", text, "list the devices: dra top --once --filter tainted")
-
-
-def _taint(taint: ReadOnlyJSON) -> str:
-    value = f"={taint['value']}" if taint.get("value") else ""
-    rule = f" of DeviceTaintRule {taint[_RULE]}" if _RULE in taint else ""
-    return f"{taint.get('key')}{value}:{taint.get('effect')}{rule}"
 
 
 def _compared(driver: str, there: frozenset[str], slices: Sequence[ReadOnlyJSON]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from ..scheduler_view import SchedulerView
+from ..taints import RULE
 
 _DeviceContent = tuple[
     bytes, bool, str
@@ -87,9 +88,6 @@ class DeviceKeys:
         self._own = {(r["driver"], r["pool"]) for claim in own for r in results_of(claim)}
         # The contents of all pools are the same for all pods; None for a pool that has no content.
         self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault(_PoolContent, {})
-        # DeviceTaintRule names by `id()` of the rule's taint dict: all devices that the rule taints refer to this one dict. A rule's taint
-        # and a driver's taint are never equal, because different changes remove them.
-        self._rules = {id(r["spec"]["taint"]): str(r["metadata"]["name"]) for r in view.snapshot.rules}
         self._keys: dict[str, int | None] = {}  # by name of the node
         self._numbers: dict[Hashable, int] = {}  # of different contents of nodes
         self._wide: list[ReadOnlyJSON] = []
@@ -171,21 +169,17 @@ class DeviceKeys:
             return None
         use = self._view.cache.claims.use.get(key, UNUSED)
         try:
-            content = [
-                (_content(key, d, use, numbers, self._rules), d.get("attributes") or _NO_ATTRIBUTES) for d in devices
-            ]
+            content = [(_content(key, d, use, numbers), d.get("attributes") or _NO_ATTRIBUTES) for d in devices]
         except KeyError:  # of an unknown counter set: the scheduler reports the pool as invalid
             return None
         totals = msgspec.json.encode([s["counters"] for s in sets], order="sorted") if sets else b""
         return _PoolContent(key[0], totals, content)
 
 
-def _content(
-    pool: PoolKey, device: ReadOnlyJSON, use: AllocatedState, sets: Mapping[str, int], rules: Mapping[int, str]
-) -> _DeviceContent:
+def _content(pool: PoolKey, device: ReadOnlyJSON, use: AllocatedState, sets: Mapping[str, int]) -> _DeviceContent:
     compared = [
         {k: v for k, v in device.items() if k not in _NAMES},
-        [[t["key"], t.get("value"), t["effect"], rules.get(id(t))] for t in device.get("taints") or ()],
+        [[t["key"], t.get("value"), t["effect"], t.get(RULE)] for t in device.get("taints") or ()],
         [[sets[c["counterSet"]], c["counters"]] for c in device.get("consumesCounters") or ()],
     ]
     named = DeviceId(*pool, device["name"])

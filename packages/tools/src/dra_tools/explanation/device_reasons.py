@@ -26,9 +26,9 @@ from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE as UNHEALTH
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
 from ..scheduler_view import SchedulerView, describe_claim
+from ..taints import BLOCKING_EFFECTS, RULE, taint_text
 from .model import ReasonKind
 
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 # A claim stays allocated while pods use it, also after its deletion.
 FREED = frozenset({ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY})  # reasons that other claims may cause
 FREEING = "free such devices: delete the pods of these claims, or a claim that no pod uses"
@@ -40,11 +40,13 @@ class DeviceFault:
 
     Args:
         detail: the part of the reason that differs from device to device.
-        subject: the item that a trial of :mod:`.what_if` changes, to find out whether that is enough: a part of a selector, a taint, a
-            constraint, a capacity.
+        subject: the item that a trial of :mod:`.what_if` changes, to find out whether that is enough: a part of a selector, a constraint,
+            a capacity.
         command: a command that makes the change, with ``{node}`` for the name of the node; empty if there is none.
         parts: the single reasons, if this one combines several.
         of_node: whether ``detail`` differs also between nodes with equal devices, for example because it names claims.
+        taint: the taint that is not tolerated.
+        removal: the change that removes the taint, if a toleration is another possible change.
     """
 
     kind: ReasonKind
@@ -55,6 +57,8 @@ class DeviceFault:
     parts: tuple[DeviceFault, ...] = ()
     of_node: bool = False
     command: str = ""
+    taint: ReadOnlyJSON | None = None
+    removal: str = ""
 
     def command_on(self, node: str) -> str:
         return self.command.replace("{node}", node)
@@ -124,30 +128,31 @@ class NodeDevices:
         """``extended_resource``: whether the request is for an extended resource, so that it cannot have tolerations."""
         taints = candidate.device.get("taints") or []
         for taint in taints:
-            if taint["effect"] not in _KEEPS_AWAY or any(
+            if taint["effect"] not in BLOCKING_EFFECTS or any(
                 tolerates(t, taint) for t in request.spec.get("tolerations") or []
             ):
                 continue
-            shown, rule = taint_text(taint), self.rule_of(taint)
+            shown, rule = taint_text(taint), taint.get(RULE, "")
             # A plugin adds the taint for bad health after the driver's own taints.
             reason = reason_of(candidate.device) if taint is taints[-1] and not rule else ""
+            removal = f"delete DeviceTaintRule {rule}" if rule else f"the driver has to remove the taint {shown}"
+            tolerable = False
             if reason or taint["key"] == UNHEALTHY:
                 # A plugin refuses to prepare an unhealthy device, so a toleration alone is not enough.
                 change = f"repair the device, so that its driver removes the taint {shown}"
+            elif extended_resource:
+                change = removal
             else:
-                change = f"delete DeviceTaintRule {rule}" if rule else "the driver has to remove the taint"
-                if not extended_resource:
-                    change = f"the request has to tolerate {shown}, or {change}"
-                elif not rule:
-                    change = f"{change} {shown}"
-            text = f"the taint {shown} is not tolerated"
-            detail = f"of DeviceTaintRule {rule}" if rule else reason
-            yield DeviceFault(ReasonKind.DEVICE_TAINT, text, change, detail, taint_subject(shown, rule))
-
-    def rule_of(self, taint: ReadOnlyJSON) -> str:
-        """Returns the name of the DeviceTaintRule that adds a taint; empty if the driver published it."""
-        # A rule's taint is the same object on each device.
-        return next((str(r["metadata"]["name"]) for r in self.view.snapshot.rules if r["spec"]["taint"] is taint), "")
+                change = f"the request has to tolerate {shown}, or {removal.removesuffix(f' {shown}')}"
+                tolerable = True
+            yield DeviceFault(
+                ReasonKind.DEVICE_TAINT,
+                f"the taint {shown} is not tolerated",
+                change,
+                f"of DeviceTaintRule {rule}" if rule else reason,
+                taint=taint,
+                removal=removal if tolerable else "",
+            )
 
     @staticmethod
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
@@ -343,17 +348,6 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceF
             yield DeviceFault(
                 ReasonKind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}", name
             )
-
-
-def taint_subject(shown: str, rule: str) -> str:
-    """Returns a text that identifies a taint together with its origin: two rules, or a rule and the driver, may set equal taints."""
-    return f"{shown} of {rule}" if rule else shown
-
-
-def taint_text(taint: ReadOnlyJSON) -> str:
-    """Formats a taint like kubectl: ``key=value:effect``."""
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return f"{taint['key']}{value}:{taint['effect']}"
 
 
 def _consumes(device: ReadOnlyJSON) -> Iterator[tuple[tuple[str, str], Quantity]]:

@@ -17,10 +17,10 @@ from dra_devkit.scheduling.framework.status import Plugin, Rejection
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.resourceapi import node_selectors
 
-from .device_reasons import DeviceFault, taint_text
+from ..taints import BLOCKING_EFFECTS, taint_text
+from .device_reasons import DeviceFault
 from .model import ReasonKind
 
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 _KINDS = {
     Plugin.NODE_UNSCHEDULABLE: ReasonKind.CORDONED,
     Plugin.TAINTS: ReasonKind.NODE_TAINT,
@@ -97,7 +97,7 @@ class NodeFilters:
 
     def _taints(self, node: NodeInfo, without: str) -> Iterator[DeviceFault]:
         for taint in (t for t in node.taints if t["key"] != without):
-            if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in self.pod.tolerations):
+            if taint["effect"] in BLOCKING_EFFECTS and not any(tolerates(t, taint) for t in self.pod.tolerations):
                 shown = taint_text(taint)
                 yield DeviceFault(
                     ReasonKind.NODE_TAINT,

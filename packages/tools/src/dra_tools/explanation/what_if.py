@@ -19,12 +19,13 @@ from dra_devkit.scheduling.allocator.search import Search, SearchState, plus
 from dra_devkit.scheduling.cel.parts import without
 from dra_devkit.scheduling.framework import extended
 from dra_devkit.scheduling.framework.claim_cache import UNUSED, taken_by
-from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
 from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical, parse
 
 from ..scheduler_view import describe_claim, name_of
-from .device_reasons import FREED, FREEING, DeviceFault, NodeDevices, taint_subject, taint_text
+from ..taints import taint_with_rule
+from .device_reasons import FREED, FREEING, DeviceFault, NodeDevices
 from .model import ReasonKind
 from .request_reasons import RequestReasons, options_of
 
@@ -223,45 +224,33 @@ class WhatIf:
 
     def _without_taint(self, fault: DeviceFault) -> Iterator[Enough]:
         """Yields the change for a taint. A request for an extended resource cannot tolerate it, so only its removal may be enough."""
-        if not self.fits(device=self._untainted(fault.subject)):
+        assert fault.taint is not None
+        if not self.fits(device=_untainted(fault.taint)):
             return
-        _, tolerable, removal = fault.change.partition(", or ")
-        if not tolerable or self.fits([_edited(c, _tolerating(fault.subject)) for c in self.claims]):
+        if not fault.removal or self.fits([_edited(c, _tolerating(fault.taint)) for c in self.claims]):
             yield Enough(fault.change)
-        elif removal.endswith("the taint"):
-            yield Enough(f"{removal} {fault.subject}")
         else:
-            yield Enough(removal)
+            yield Enough(fault.removal)
 
     def _without_all(self, parts: Sequence[DeviceFault]) -> list[JSON]:
         """Returns the claims without the parts of selectors in ``parts``, if they fit once the taints in ``parts`` are removed as well.
 
         Otherwise returns an empty list.
         """
-        claims, tolerant, tainted = self.claims, self.claims, []
+        claims, tolerant, tainted = self.claims, self.claims, list[ReadOnlyJSON]()
         for part in parts:
-            if part.kind is ReasonKind.DEVICE_TAINT:
-                tainted.append(part.subject)
-                tolerant = [_edited(c, _tolerating(part.subject)) for c in tolerant]
+            if part.taint is not None:
+                tainted.append(part.taint)
+                tolerant = [_edited(c, _tolerating(part.taint)) for c in tolerant]
             elif part.kind is ReasonKind.SELECTOR and part.subject:
                 claims = [_edited(c, _without_part(part.subject)) for c in claims]
                 tolerant = [_edited(c, _without_part(part.subject)) for c in tolerant]
             else:
                 return []
         # The change leaves the choice between tolerations and the removal of taints, so each of them must be enough.
-        if any(", or " in part.change for part in parts if part.kind is ReasonKind.DEVICE_TAINT) and not self.fits(
-            tolerant
-        ):
+        if any(part.removal for part in parts) and not self.fits(tolerant):
             return []
-        return claims if self.fits(claims, device=self._untainted(*tainted)) else []
-
-    def _untainted(self, *subjects: str) -> Edit:
-        """Returns an edit that removes taints, named as in :func:`taint_subject`."""
-
-        def stays(taint: JSON) -> bool:
-            return taint_subject(taint_text(taint), self.devices.rule_of(taint)) not in subjects
-
-        return lambda device: {**device, "taints": [t for t in device.get("taints") or [] if stays(t)]}
+        return claims if self.fits(claims, device=_untainted(*tainted)) else []
 
     @cached_property
     def _holders(self) -> dict[str, JSON]:
@@ -351,10 +340,18 @@ def _without(key: str) -> Edit:
     return lambda obj: {k: v for k, v in obj.items() if k != key}
 
 
-def _tolerating(subject: str) -> Edit:
-    """Returns an edit by which a request tolerates a taint, named as in :func:`taint_subject`."""
-    key, _, effect = subject.partition(" of ")[0].rpartition(":")
-    toleration = {"key": key.partition("=")[0], "operator": "Exists", "effect": effect}
+def _untainted(*taints: ReadOnlyJSON) -> Edit:
+    """Returns an edit that removes taints of a device."""
+    removed = set(map(taint_with_rule, taints))
+    return lambda device: {
+        **device,
+        "taints": [t for t in device.get("taints") or [] if taint_with_rule(t) not in removed],
+    }
+
+
+def _tolerating(taint: ReadOnlyJSON) -> Edit:
+    """Returns an edit by which a request tolerates a taint."""
+    toleration = {"key": taint["key"], "operator": "Exists", "effect": taint["effect"]}
     return lambda request: {**request, "tolerations": [*(request.get("tolerations") or []), toleration]}
 
 

@@ -2,7 +2,7 @@
 
 A link works once, because other users can see a browser's command line. The page exchanges the link for a token. The browser's tab
 keeps the token, and only this page sends it. A cookie would also be sent by other pages, and to servers on other ports.
-The cluster is watched only while a browser shows the page, and for 30 s after that, so that an unused page costs nothing.
+The cluster is watched from the first request on, so that an unused page costs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ..top.live import LiveOverview
 from ..usage.rows import Overview
 from . import usage_page
 
-_FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer watched
 _REASONS = 50  # maximum number of pods that are explained
 _LIMITS = replace(PROBES, send_timeout=30, connections=32)
 _NO_KEY = "This page needs a link that was not used before: `dra dev print-link` prints a new one."
@@ -43,12 +42,8 @@ class DevPage:
         self._url = ""
         self._links: set[str] = set()
         self._tokens: set[str] = set()
-        self._live: asyncio.Future[LiveOverview | None] | None = None
-        self._follow_tasks: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
-        self._idle_timeout: asyncio.Timeout | None = (
-            None  # the timeout that stops `_follow` when no request came in time
-        )
-        self._fault = ""
+        self._live: asyncio.Future[LiveOverview] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[DevPage]:
@@ -58,9 +53,9 @@ class DevPage:
             yield self
         finally:
             await self._http.close()
-            for task in self._follow_tasks:
-                task.cancel()
-            await asyncio.gather(*self._follow_tasks, return_exceptions=True)
+            if self._watch is not None:
+                self._watch.cancel()
+                await asyncio.gather(self._watch, return_exceptions=True)
 
     def link(self) -> str:
         """Returns a new link. The key is in the fragment (after #), because browsers do not send a fragment and servers do not log it."""
@@ -80,8 +75,10 @@ class DevPage:
             return pages.text("/\n", 404)
         if not self._known(request):
             return pages.text(_NO_KEY, 401)
-        if (live := await self._live_overview()) is None:
-            return pages.text(self._fault, 503)
+        try:
+            live = await self._live_overview()
+        except Exception as e:  # shown to the user; the next request tries again
+            return pages.text(str(e) if isinstance(e, DraError) else describe(e), 503)
         if request.path == "/explanation":
             return await _explained(live, request)
         return usage_page.data(request, self._shown(live))
@@ -107,36 +104,23 @@ class DevPage:
 
     # --- overview -------------------------------------------------------------------------------
 
-    async def _live_overview(self) -> LiveOverview | None:
-        """Returns the overview; None if the cluster cannot be watched, with the cause in ``_fault``."""
-        loop = asyncio.get_running_loop()
-        if self._idle_timeout is not None and self._idle_timeout.expired():  # the task of `_follow` is ending
-            self._live = self._idle_timeout = None
-        elif self._idle_timeout is not None:
-            self._idle_timeout.reschedule(loop.time() + _FOLLOW_SECONDS)
-        if self._live is None:
-            self._live = loop.create_future()
-            task = asyncio.create_task(self._follow(self._live))
-            self._follow_tasks.add(task)
-            task.add_done_callback(self._follow_tasks.discard)
+    async def _live_overview(self) -> LiveOverview:
+        """Returns the overview. Raises the cause if the cluster cannot be watched."""
+        if self._live is None or self._watch is None or self._watch.done():
+            self._live = asyncio.get_running_loop().create_future()
+            self._watch = asyncio.create_task(self._follow(self._live))
         return await asyncio.shield(self._live)
 
-    async def _follow(self, ready: asyncio.Future[LiveOverview | None]) -> None:
+    async def _follow(self, ready: asyncio.Future[LiveOverview]) -> None:
         try:
             async with KubeClient(self._config) as client:
                 live = LiveOverview(client)
                 async with live.running():
                     ready.set_result(live)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._idle_timeout:
-                            await asyncio.get_running_loop().create_future()  # wait until the timeout
-        except Exception as e:  # shown to the user; the next request tries again
-            self._fault = str(e) if isinstance(e, DraError) else describe(e)
-        finally:
-            if self._live is ready:
-                self._live = self._idle_timeout = None
+                    await asyncio.get_running_loop().create_future()  # until the page is closed
+        except Exception as e:
             if not ready.done():
-                ready.set_result(None)
+                ready.set_exception(e)
 
     def _shown(self, live: LiveOverview) -> Overview:
         found = live.current()

@@ -15,8 +15,9 @@ from dra_devkit.generations import newest_by_pool
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.conversion import convert
 
+from ..taints import BLOCKING_EFFECTS
+
 _VERSION = "v1"  # cluster-autoscaler decodes this version
-_BLOCKING = {"NoSchedule", "NoExecute"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _taints(driver: str, slices: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for sl in slices:
         for device in sl["spec"].get("devices") or ():
             for taint in device.get("taints") or ():
-                if taint["effect"] in _BLOCKING:
+                if taint["effect"] in BLOCKING_EFFECTS:
                     yield (
                         f"device {device['name']} of {driver} has the taint {taint['key']}, and so has the device of a new "
                         "node: delete the taint from the export if new devices do not have it"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi import node_selectors
 
-_BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+from ..taints import BLOCKING_EFFECTS
+
 # Taints of Kubernetes itself. Other taints reserve a node for pods that tolerate the taint, so the node does take new pods.
 _PREFIXES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 _CORDONED = "unschedulable"
@@ -19,7 +20,7 @@ def unschedulable(node: ReadOnlyJSON) -> str:
     states = ["cordoned"] if spec.get("unschedulable") else []
     for taint in spec.get("taints") or []:
         key = str(taint.get("key") or "")
-        if taint.get("effect") in _BLOCKING_EFFECTS and key.startswith(_PREFIXES):
+        if taint.get("effect") in BLOCKING_EFFECTS and key.startswith(_PREFIXES):
             state = key.rpartition("/")[2]
             states.append("cordoned" if state == _CORDONED else state.replace("-", " "))
     return ", ".join(sorted(dict.fromkeys(states), key=lambda s: s == "cordoned"))

@@ -12,6 +12,7 @@ from dra_kubeletplugin.errors import clip
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE, reason_of
 
+from ..taints import BLOCKING_EFFECTS, taint_text
 from .rows import DeviceRow, DeviceUse, HealthRow
 
 DeviceKey = tuple[str, str, str]  # driver, pool, device
@@ -21,7 +22,6 @@ _ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex
 _NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
 _INFORMATIONAL = "None"
 _NONE: ReadOnlyJSON = {}
-_BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
 class AttributeTexts(Mapping[str, str]):
@@ -119,7 +119,7 @@ def _device(pool: PoolKey, spec: ReadOnlyJSON, device: ReadOnlyJSON) -> SliceDev
         root=_first(attributes, names, _ROOTS),
         numa=_first(attributes, names, _NUMA),
         sets=tuple(consumption),
-        taints=tuple(map(_taint, taints)),
+        taints=tuple(clip(taint_text(t)) for t in taints),
         message=reason,
         attributes=attributes,
         capacity=capacity,
@@ -128,7 +128,7 @@ def _device(pool: PoolKey, spec: ReadOnlyJSON, device: ReadOnlyJSON) -> SliceDev
         row,
         consumption,
         shared,
-        taints=tuple(_taint(t) for t in taints if t.get("effect") in _BLOCKING_EFFECTS) if taints else (),
+        taints=tuple(clip(taint_text(t)) for t in taints if t.get("effect") in BLOCKING_EFFECTS) if taints else (),
         groups={str(c["counterSet"]): frozenset(c.get("compatibilityGroups") or ()) for c in consumed},
         least={short_name(n): _least(c) for n, c in (device.get("capacity") or {}).items()} if shared else {},
         owner=owner,
@@ -182,12 +182,6 @@ def _spellings(attributes: tuple[str, ...], names: tuple[str, ...]) -> tuple[str
     whole = {n.lower(): n for n in attributes}
     bare = {short_name(n).replace("-", "").replace("_", ""): spelled for n, spelled in whole.items()}
     return tuple(by_name[n] for n in names for by_name in (whole, bare) if n in by_name)
-
-
-def _taint(taint: ReadOnlyJSON) -> str:
-    """Formats a taint as users write it: ``key=value:NoExecute``."""
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return clip(f"{taint['key']}{value}:{taint['effect']}")
 
 
 __all__ = ["Consumption", "DeviceKey", "PublishedSlice", "SliceDevice", "read_slice", "short_name"]

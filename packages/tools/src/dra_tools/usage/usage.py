@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from dra_devkit.generations import PoolKey, newest
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
+from dra_kubeletplugin.base.text import natural
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.allocation import results_of
 from dra_kubeletplugin.resourceapi.quantity import Quantity, text_beside
@@ -100,7 +101,9 @@ class UsageCounter:
         rows: list[DeviceRow] = []
         sets: list[CounterRow] = []
         kept: dict[PoolKey, _CountedPool] = {}
-        for key, pool in _pools(self._slices.of(slices), notes).items():
+        pools = _pools(self._slices.of(slices), notes)
+        for key in sorted(pools, key=lambda k: (k[0], natural(k[1]))):
+            pool = pools[key]
             holders = held.get(key, {})
             inputs = (pool, holders, [states.unreachable(o) for sl in pool for o in _owners(sl)])
             before = self._pools.get(key)

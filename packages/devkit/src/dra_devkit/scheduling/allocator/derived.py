@@ -6,7 +6,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 
 from .. import cel
 from .constraints import attribute_of
-from .faults import AllocationError
+from .faults import SelectorFault
 from .pools import Candidate
 from .results import PickedRequest
 
@@ -14,7 +14,7 @@ from .results import PickedRequest
 def value_of(request: PickedRequest, candidate: Candidate, name: str) -> ReadOnlyJSON | None:
     """Returns the attribute of a device with the fully qualified name ``name``, as constraints compare it for a request.
 
-    A derived attribute of the request shadows the attribute of the device. Raises :class:`AllocationError` if it cannot be evaluated. The
+    A derived attribute of the request shadows the attribute of the device. Raises :class:`SelectorFault` if it cannot be evaluated. The
     pod then fits on no node, although other devices may have a value.
     """
     for one in request.spec.get("derivedAttributes") or ():
@@ -32,8 +32,8 @@ def _evaluate(request: PickedRequest, candidate: Candidate, derived: ReadOnlyJSO
             # As for selectors, an API server without list support has already rejected expressions that need lists.
             found = cel.compile_derived(expression, list_attributes=True).attribute(candidate.cel_device)
         except cel.CompileError as e:
-            raise AllocationError(f"{where}: CEL compile error: {e}") from None
+            raise SelectorFault(f"{where}: CEL compile error: {e}") from None
         except cel.CelError as e:
-            raise AllocationError(f"{where}: CEL runtime error on device {candidate.id}: {e}") from None
+            raise SelectorFault(f"{where}: CEL runtime error on device {candidate.id}: {e}") from None
         candidate.derived[expression] = found
     return found

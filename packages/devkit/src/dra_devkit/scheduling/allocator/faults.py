@@ -13,3 +13,23 @@ class AllocationTimeout(AllocationError):
 
 class NodeFault(AllocationError):
     """The claims cannot be allocated on this node, for a reason that the user should see. Another node may be suitable."""
+
+
+class SelectorFault(AllocationError):
+    """A selector or a derived attribute cannot be compiled, or cannot be evaluated on a device."""
+
+
+class PoolUpdating(AllocationError):
+    """A request asks for all devices while slices of a pool are missing."""
+
+
+class PoolInvalid(AllocationError):
+    """A request asks for all devices, and a pool contradicts itself."""
+
+
+class ConstraintUnmet(AllocationError):
+    """A request asks for all devices, which do not meet a constraint of the claim."""
+
+
+class TooManyDevices(AllocationError):
+    """A claim asks for more devices than a claim can have."""

@@ -15,7 +15,15 @@ from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ...kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
 from . import capacity, constraints, counters, derived, pruning, selection
-from .faults import AllocationError, AllocationTimeout, NodeFault
+from .faults import (
+    AllocationError,
+    AllocationTimeout,
+    ConstraintUnmet,
+    NodeFault,
+    PoolInvalid,
+    PoolUpdating,
+    TooManyDevices,
+)
 from .pools import AllocatorPool, Candidate, DeviceId
 from .results import Pick, PickedRequest
 
@@ -93,7 +101,7 @@ class Search:
             minimum += min(o.count for o in options)
         if minimum > MAX_RESULTS:
             name = _name(claim)
-            raise AllocationError(
+            raise TooManyDevices(
                 f"claim {name}: number of requested devices {minimum} exceeds the claim limit of {MAX_RESULTS}"
             )
         return out
@@ -112,11 +120,11 @@ class Search:
         request.all = []
         for pool in self.pools:
             if pool.incomplete:
-                raise AllocationError(
+                raise PoolUpdating(
                     f"{where}: asks for all devices, but resource pool {pool} is currently being updated"
                 )
             if pool.invalid:
-                raise AllocationError(f"{where}: asks for all devices, but resource pool {pool} is currently invalid")
+                raise PoolInvalid(f"{where}: asks for all devices, but resource pool {pool} is currently invalid")
             found = [c for c in pool.candidates if self._is_selectable(index, claim, request, c)]
             if not self.state.behavior.all_needs_exhausted:
                 found = [c for c in found if not c.multiple or self._amounts(request, c) is not None]
@@ -328,7 +336,7 @@ class Search:
                 for c in reversed(done):
                     c.remove(base, sub)
                 if must:
-                    raise AllocationError(
+                    raise ConstraintUnmet(
                         f"claim {_name(self.claims[index])}, request {request.name}: cannot add device "
                         f"{candidate.id} because a claim constraint would not be satisfied"
                     )

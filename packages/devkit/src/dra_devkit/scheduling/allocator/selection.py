@@ -11,7 +11,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 
 from .. import cel
 from . import capacity
-from .faults import AllocationError
+from .faults import SelectorFault
 from .pools import Candidate
 from .results import PickedRequest
 from .taints import tolerates
@@ -22,7 +22,7 @@ _BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 def accepts(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
     """Returns whether a request accepts a device.
 
-    Raises :class:`AllocationError` if a selector cannot be evaluated. The pod then fits on no node, although other devices may match.
+    Raises :class:`SelectorFault` if a selector cannot be evaluated. The pod then fits on no node, although other devices may match.
     """
     of_class = request.device_class["spec"].get("selectors") or []
     return (
@@ -55,11 +55,11 @@ def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
         # Lists can always be allowed here: an API server without list support has already rejected selectors that need lists.
         compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
-        raise AllocationError(f"{where}: CEL compile error: {e}") from None
+        raise SelectorFault(f"{where}: CEL compile error: {e}") from None
     try:
         return compiled.matches(candidate.cel_device)
     except cel.CelError as e:
-        raise AllocationError(f"{where}: CEL runtime error: {e}") from None
+        raise SelectorFault(f"{where}: CEL runtime error: {e}") from None
 
 
 def tolerated(device: ReadOnlyJSON, spec: ReadOnlyJSON) -> bool:

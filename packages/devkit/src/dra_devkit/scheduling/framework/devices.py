@@ -139,7 +139,7 @@ class PodClaims:
             except (AllocationTimeout, NodeFault) as e:
                 return rejected(str(e))
             except AllocationError as e:
-                raise SchedulerError(f'running "{Plugin.DEVICES.value}" filter plugin: {e}') from None
+                raise SchedulerError(f'running "{Plugin.DEVICES.value}" filter plugin: {e}') from e
             if found is None:
                 return rejected("cannot allocate all claims")
             results = found

@@ -39,7 +39,7 @@ class Rejection:
 
 
 class SchedulerError(Exception):
-    """The pod, its claims or the cluster has an error. The pod is retried after a pause."""
+    """The pod, its claims or the cluster has an error. The pod is retried after a pause. An allocation's error is the cause."""
 
 
 NOT_HELPFUL = "Preemption is not helpful for scheduling"

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Explanation, Snapshot, explain
-from dra_tools.explanation.node_keys import NodeKeys
-from dra_tools.explanation.node_reasons import NodeFilters
-from packages.tools.tests.explanation.test_device_keys import (
+from packages.tools.tests.explanation.test_explain_equal_devices import (
     MODEL,
     allocated_claim,
     claim,
@@ -24,6 +21,7 @@ from packages.tools.tests.explanation.test_device_keys import (
     pod,
     request,
     slices,
+    with_unequal_devices,
 )
 
 
@@ -111,30 +109,8 @@ def _with_examples(found: Explanation) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_an_explanation_equals_one_that_examines_each_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_equals_one_that_examines_each_node(seed: int) -> None:
     draw = random.Random(seed)
-    snapshot = Snapshot.of([*cluster(draw), *_waiting(draw)])
-    assert not snapshot.unread
-    explanation = explain(snapshot, "p")
-    monkeypatch.setattr(NodeKeys, "of", lambda self, node: node.name)
-    assert _with_examples(explanation) == _with_examples(explain(snapshot, "p"))
-
-
-def test_the_filters_examine_few_of_500_nodes_with_the_same_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    examined: list[str] = []
-    faults = NodeFilters.faults
-
-    def counting(self: NodeFilters, node_info: NodeInfo) -> Any:
-        examined.append(node_info.name)
-        return faults(self, node_info)
-
-    monkeypatch.setattr(NodeFilters, "faults", counting)
-    objects = []
-    for i in range(500):
-        name = f"n-{i}"
-        objects += [_placed(random.Random(0), f"p-{i}", name), node(name, unschedulable=i < 10)]
-        objects[-1]["metadata"]["labels"] = {"kubernetes.io/hostname": name}
-        objects += slices(name, [device(name, 0, "small")], [])
-    found = explain(Snapshot.of([*objects, device_class(MODEL), claim("c", [request()]), pod("c")]), "p")
-    assert sorted(len(g.nodes) for g in found.groups) == [10, 490]
-    assert len(set(examined)) < 10
+    objects = [*cluster(draw), *_waiting(draw)]
+    explanation = explain(Snapshot.of(objects), "p")
+    assert _with_examples(explanation) == _with_examples(explain(Snapshot.of(with_unequal_devices(objects)), "p"))
