@@ -133,7 +133,10 @@ def slice_of(pool: str, *devices: str, generation: int = 1, count: int = 1, node
 @pytest.mark.parametrize(
     ("slices", "expected"),
     [
-        ([slice_of("p", "a", count=2)], "pool d.example.com/p: the pool has 1 of 2 slices: no device of the pool is allocated until"),
+        (
+            [slice_of("p", "a", count=2)],
+            "pool d.example.com/p: the pool has 1 of 2 slices: no device of the pool is allocated until",
+        ),
         ([slice_of("p", "a"), slice_of("p", "b", generation=2)], "1 slice of older generations"),
         ([slice_of("p", "a", count=2), slice_of("p", "a", count=2)], "has a more than once"),
         ([slice_of("p", "a", node="gone")], "nodes that do not exist: gone"),
