@@ -15,15 +15,7 @@ from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ...kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
 from . import capacity, constraints, counters, derived, pruning, selection
-from .faults import (
-    AllocationError,
-    AllocationTimeout,
-    ConstraintUnmet,
-    NodeFault,
-    PoolInvalid,
-    PoolUpdating,
-    TooManyDevices,
-)
+from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import AllocatorPool, Candidate, DeviceId
 from .results import Pick, PickedRequest
 
@@ -101,7 +93,7 @@ class Search:
             minimum += min(o.count for o in options)
         if minimum > MAX_RESULTS:
             name = _name(claim)
-            raise TooManyDevices(
+            raise faults.TooManyDevices(
                 f"claim {name}: number of requested devices {minimum} exceeds the claim limit of {MAX_RESULTS}"
             )
         return out
@@ -120,11 +112,13 @@ class Search:
         request.all = []
         for pool in self.pools:
             if pool.incomplete:
-                raise PoolUpdating(
+                raise faults.PoolUpdating(
                     f"{where}: asks for all devices, but resource pool {pool} is currently being updated"
                 )
             if pool.invalid:
-                raise PoolInvalid(f"{where}: asks for all devices, but resource pool {pool} is currently invalid")
+                raise faults.PoolInvalid(
+                    f"{where}: asks for all devices, but resource pool {pool} is currently invalid"
+                )
             found = [c for c in pool.candidates if self._is_selectable(index, claim, request, c)]
             if not self.state.behavior.all_needs_exhausted:
                 found = [c for c in found if not c.multiple or self._amounts(request, c) is not None]
@@ -336,7 +330,7 @@ class Search:
                 for c in reversed(done):
                     c.remove(base, sub)
                 if must:
-                    raise ConstraintUnmet(
+                    raise faults.ConstraintUnmet(
                         f"claim {_name(self.claims[index])}, request {request.name}: cannot add device "
                         f"{candidate.id} because a claim constraint would not be satisfied"
                     )
