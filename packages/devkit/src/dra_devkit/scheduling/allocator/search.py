@@ -14,7 +14,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ...kubernetes_releases import DEFAULT, AllocatorBehavior, allocator_behavior
-from . import capacity, constraints, counters, derived, pruning, selection
+from . import capacity, constraints, counters, derived, faults, pruning, selection
 from .faults import AllocationError, AllocationTimeout, NodeFault
 from .pools import AllocatorPool, Candidate, DeviceId
 from .results import Pick, PickedRequest
