@@ -8,8 +8,6 @@ from pathlib import Path
 from dra_kubeletplugin.base.flock import FileLock, remove_unlocked
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
-from dra_kubeletplugin.devices.slices.slice_objects import existing_slice
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.plugin.grpc import remove_stale
 
 UID = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
@@ -65,13 +63,6 @@ def remove_lock(folder: Path) -> None:
     remove_unlocked(folder / "dra.sock.lock")
 
 
-def save_taint_times(folder: Path) -> None:
-    meta = {"name": "s", "uid": "u", "resourceVersion": "1"}
-    devices = [{"name": "device", "taints": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}]
-    spec = {"pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
-    TaintTimes(folder / "taint-times.json").learn([existing_slice({"metadata": meta, "spec": spec})])
-
-
 def remove_socket(folder: Path) -> None:
     assert not remove_stale(folder / "dra.sock")
 
@@ -89,7 +80,5 @@ OPERATIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     "lock of another instance": (check_other_instances, f"{INSTANCE}.lock"),
     "lock on a path": (lock_path, "dra.sock.lock"),
     "removed lock": (remove_lock, "dra.sock.lock"),
-    "taint times": (save_taint_times, "taint-times.json"),
-    "taint times' temporary file": (save_taint_times, ".taint-times.json.tmp"),
     "stale socket": (remove_socket, "dra.sock"),
 }

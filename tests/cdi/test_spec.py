@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from dra_devkit.cdi.spec_validation import minimum_version, spec_faults
 from dra_kubeletplugin.cdi import ClaimSpecs, ContainerEdits, NetDevice
 from dra_kubeletplugin.cdi.spec import (
-    FIELD_VERSIONS,
-    OLDEST,
-    SPEC_SHAPE,
+    LAST_WITH,
+    SINCE,
     VERSIONS,
     version_to_declare,
 )
@@ -289,21 +287,6 @@ def test_a_dropped_field_is_accepted_until_its_last_version(edits: dict[str, Any
     assert "at least v0.7.0" in spec_faults(spec(cdiVersion="0.6.0", **more))
 
 
-def _paths(shape: Any, prefix: str = "") -> Iterator[str]:
-    shape = shape[0] if isinstance(shape, list) else shape
-    for name, inner in shape.items() if isinstance(shape, dict) else ():
-        path = f"{prefix}{name}"
-        yield path
-        if path != "devices.containerEdits":
-            yield from _paths(inner, f"{path}.")
-
-
-def test_the_table_of_versions_has_each_field_of_the_specification() -> None:
-    assert sorted(FIELD_VERSIONS) == sorted(_paths(SPEC_SHAPE))
-    for first, last in FIELD_VERSIONS.values():
-        assert VERSIONS.index(OLDEST) <= VERSIONS.index(first) <= VERSIONS.index(last)
-
-
 VALUES = {
     "annotations": {"a": "b"}, "hostPath": "/dev/x", "type": "tmpfs", "intelRdt": {}, "closID": "c", "l3CacheSchema": "a", "memBwSchema": "b",
     "schemata": ["a"], "enableCMT": True, "enableMBM": True, "enableMonitoring": True, "additionalGids": [5],
@@ -314,9 +297,7 @@ OWNERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path", [p for p, v in FIELD_VERSIONS.items() if v != (OLDEST, NEWEST) and ".netDevices." not in p]
-)
+@pytest.mark.parametrize("path", [*SINCE, *(f"containerEdits.intelRdt.{name}" for name in LAST_WITH)])
 def test_each_field_is_accepted_in_its_versions_only(path: str) -> None:
     *parents, name = path.split(".")
     value: Any = VALUES[name]
@@ -327,7 +308,8 @@ def test_each_field_is_accepted_in_its_versions_only(path: str) -> None:
     extra: Any = {"containerEdits": {name: value}} if parents[:1] == ["containerEdits"] else {"annotations": {"a": "b"}}
     if parents == ["devices"]:
         extra = {"devices": [{**device("a", {"env": ["A=1"]}), "annotations": {"a": "b"}}]}
-    first, last = map(VERSIONS.index, FIELD_VERSIONS[path])
+    first = VERSIONS.index(SINCE.get(path, SINCE["containerEdits.intelRdt"]))
+    last = VERSIONS.index(LAST_WITH.get(path.rpartition(".")[2], NEWEST))
     accepted = [v for v in VERSIONS if spec_faults(spec(cdiVersion=v, **extra)) == ""]
     assert accepted == list(VERSIONS[first : last + 1])
 

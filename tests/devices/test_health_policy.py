@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Health, Pool, Taint
-from dra_kubeletplugin.devices.health_policy import HealthDecision, HealthPolicy, checked_report
+from dra_kubeletplugin.devices.health_policy import HealthDecision, HealthPolicy
+from dra_kubeletplugin.devices.health_report import checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import DriverError
 from tests.helpers.devices import published_devices

@@ -101,12 +101,10 @@ async def test_the_kubelet_receives_the_time_of_measurement(kind: Any) -> None:
 async def test_no_device_in_a_report_counts_as_unknown_before_the_first_discovery() -> None:
     inventory = Inventory("node-1")
     await inventory.set_health({"a": Health(True)}, at=1.0)
-    assert inventory.health_report_errors.notes == []
+    assert inventory.health_notes == []
     await inventory.update([Pool("node-1", [])])
     await inventory.set_health({"a": Health(True)}, at=2.0)
-    assert inventory.health_report_errors.notes == [
-        "health() returned a, which is not a device of this node: the entry is ignored"
-    ]
+    assert inventory.health_notes == ["health() returned a, which is not a device of this node: the entry is ignored"]
 
 
 async def test_health_becomes_unknown_after_an_old_report_expires() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import Leadership, NodeScope, Publisher, Scope, TaintTimes
+from dra_kubeletplugin.devices.slices import Leadership, NodeScope, Publisher, Scope
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
 
@@ -81,11 +80,10 @@ async def running_publisher(
     inventory: Inventory,
     leader: Callable[[], bool] = lambda: True,
     scope: Scope | None = None,
-    times: Path | None = None,
 ) -> AsyncIterator[Publisher]:
     async with KubeClient(server.config) as client:
         scope = scope or NodeScope(DRIVER, "node")
-        publisher = Publisher(client, inventory, scope, Metrics(), Leadership(leader), TaintTimes(times))
+        publisher = Publisher(client, inventory, scope, Metrics(), Leadership(leader))
         task = asyncio.create_task(publisher.run())
         try:
             yield publisher

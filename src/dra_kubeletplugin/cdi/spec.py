@@ -54,58 +54,24 @@ SPEC_SHAPE = {
     "devices": [{"name": "s", "annotations": "m", "containerEdits": EDITS_SHAPE}],
     "containerEdits": EDITS_SHAPE,
 }
-_ALWAYS = (OLDEST, NEWEST)
-FIELD_VERSIONS: Mapping[str, tuple[str, str]] = {
-    "cdiVersion": _ALWAYS,
-    "kind": _ALWAYS,
-    "annotations": ("0.6.0", NEWEST),
-    "devices": _ALWAYS,
-    "devices.name": _ALWAYS,
-    "devices.annotations": ("0.6.0", NEWEST),
-    "devices.containerEdits": _ALWAYS,
-    "containerEdits": _ALWAYS,
-    "containerEdits.env": _ALWAYS,
-    "containerEdits.deviceNodes": _ALWAYS,
-    "containerEdits.deviceNodes.path": _ALWAYS,
-    "containerEdits.deviceNodes.hostPath": ("0.5.0", NEWEST),
-    "containerEdits.deviceNodes.type": _ALWAYS,
-    "containerEdits.deviceNodes.major": _ALWAYS,
-    "containerEdits.deviceNodes.minor": _ALWAYS,
-    "containerEdits.deviceNodes.fileMode": _ALWAYS,
-    "containerEdits.deviceNodes.permissions": _ALWAYS,
-    "containerEdits.deviceNodes.uid": _ALWAYS,
-    "containerEdits.deviceNodes.gid": _ALWAYS,
-    "containerEdits.netDevices": ("1.1.0", NEWEST),
-    "containerEdits.netDevices.hostInterfaceName": ("1.1.0", NEWEST),
-    "containerEdits.netDevices.name": ("1.1.0", NEWEST),
-    "containerEdits.hooks": _ALWAYS,
-    "containerEdits.hooks.hookName": _ALWAYS,
-    "containerEdits.hooks.path": _ALWAYS,
-    "containerEdits.hooks.args": _ALWAYS,
-    "containerEdits.hooks.env": _ALWAYS,
-    "containerEdits.hooks.timeout": _ALWAYS,
-    "containerEdits.mounts": _ALWAYS,
-    "containerEdits.mounts.hostPath": _ALWAYS,
-    "containerEdits.mounts.containerPath": _ALWAYS,
-    "containerEdits.mounts.options": _ALWAYS,
-    "containerEdits.mounts.type": ("0.4.0", NEWEST),
-    "containerEdits.intelRdt": ("0.7.0", NEWEST),
-    "containerEdits.intelRdt.closID": ("0.7.0", NEWEST),
-    "containerEdits.intelRdt.l3CacheSchema": ("0.7.0", NEWEST),
-    "containerEdits.intelRdt.memBwSchema": ("0.7.0", NEWEST),
-    "containerEdits.intelRdt.schemata": ("1.1.0", NEWEST),
-    "containerEdits.intelRdt.enableCMT": ("0.7.0", "1.0.0"),
-    "containerEdits.intelRdt.enableMBM": ("0.7.0", "1.0.0"),
-    "containerEdits.intelRdt.enableMonitoring": ("1.1.0", NEWEST),
-    "containerEdits.additionalGids": ("0.7.0", NEWEST),
+_RDT = "containerEdits.intelRdt"
+SINCE: Mapping[str, str] = {
+    "annotations": "0.6.0",
+    "devices.annotations": "0.6.0",
+    "containerEdits.deviceNodes.hostPath": "0.5.0",
+    "containerEdits.netDevices": "1.1.0",
+    "containerEdits.mounts.type": "0.4.0",
+    _RDT: "0.7.0",
+    f"{_RDT}.schemata": "1.1.0",
+    f"{_RDT}.enableMonitoring": "1.1.0",
+    "containerEdits.additionalGids": "0.7.0",
 }
-"""The first and the last CDI version of each field. ``containerEdits`` are the edits of a spec and of a device.
+"""The first CDI version of each field that the oldest version lacks. ``containerEdits`` are the edits of a spec and of a device.
 
 Sources: SPEC.md, "Released versions", and specs-go/version.go and config.go of container-device-interface.
 """
-_FIRST = {path: first for path, (first, _) in FIELD_VERSIONS.items()}
-_RDT = "containerEdits.intelRdt"
-_DROPPED_RDT = {path.rpartition(".")[2]: last for path, (_, last) in FIELD_VERSIONS.items() if last != NEWEST}
+LAST_WITH = {"enableCMT": "1.0.0", "enableMBM": "1.0.0"}
+"""The last CDI version of each field of ``intelRdt`` that the newest version lacks."""
 _TYPES: dict[str, type] = {"s": str, "i": int, "u": int, "b": bool, "m": dict}
 _RANGES = {"i": (-(2**63), 2**63 - 1), "u": (0, 2**32 - 1)}
 
@@ -136,7 +102,7 @@ def dropped_fields(spec: ReadOnlyJSON) -> Iterator[tuple[str, str, str]]:
     owners = [(f"spec.devices[{i}]", device) for i, device in enumerate(spec.get("devices") or [])]
     for place, owner in (*owners, ("spec", spec)):
         for name in (owner.get("containerEdits") or {}).get("intelRdt") or ():
-            if last := _DROPPED_RDT.get(name):
+            if last := LAST_WITH.get(name):
                 yield f"{place}.containerEdits.intelRdt", name, last
 
 
@@ -147,13 +113,13 @@ def least_version(spec: ReadOnlyJSON, checked_devices: Sequence[ReadOnlyJSON]) -
     if vendor and "." in class_name:
         used.append("0.6.0")
     if spec.get("annotations"):
-        used.append(_FIRST["annotations"])
+        used.append(SINCE["annotations"])
     devices = spec.get("devices") or []
     for device in devices:
         if device.get("name", "")[:1] in _DIGITS:
             used.append("0.5.0")
         if device.get("annotations"):
-            used.append(_FIRST["devices.annotations"])
+            used.append(SINCE["devices.annotations"])
     for owner in (*checked_devices, spec):
         used += _older_versions(owner.get("containerEdits") or {})
     for owner in (*devices, spec):
@@ -165,10 +131,10 @@ def _older_versions(edits: ReadOnlyJSON) -> list[str]:
     out = []
     for mount in edits.get("mounts") or ():
         if mount.get("type"):
-            out.append(_FIRST["containerEdits.mounts.type"])
+            out.append(SINCE["containerEdits.mounts.type"])
     for node in edits.get("deviceNodes") or ():
         if node.get("hostPath"):
-            out.append(_FIRST["containerEdits.deviceNodes.hostPath"])
+            out.append(SINCE["containerEdits.deviceNodes.hostPath"])
     return out
 
 
@@ -176,14 +142,14 @@ def _edits_versions(edits: ReadOnlyJSON) -> list[str]:
     out = []
     rdt = edits.get("intelRdt")
     if rdt is not None:
-        out.append(_FIRST[_RDT])
+        out.append(SINCE[_RDT])
         if rdt.get("schemata") is not None:
-            out.append(_FIRST[f"{_RDT}.schemata"])
+            out.append(SINCE[f"{_RDT}.schemata"])
         if rdt.get("enableMonitoring"):
-            out.append(_FIRST[f"{_RDT}.enableMonitoring"])
+            out.append(SINCE[f"{_RDT}.enableMonitoring"])
     for name in ("additionalGids", "netDevices"):
         if edits.get(name):
-            out.append(_FIRST[f"containerEdits.{name}"])
+            out.append(SINCE[f"containerEdits.{name}"])
     return out
 
 

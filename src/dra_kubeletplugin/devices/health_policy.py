@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver.health import INFORMATIONAL, Health
-from ..errors import DriverError, printable, shown
 from ..resourceapi.types import Taint
 
 # Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
@@ -174,23 +173,3 @@ class HealthDecision:
             False,
             f"healthy again in {self.against} of {self.needed} reports; it was: {self.fault.message or 'no reason given'}",
         )
-
-
-def checked_report(report: object) -> dict[str, Health]:
-    """Validates a result of :meth:`Driver.health`. Raises :class:`DriverError`."""
-    if not isinstance(report, Mapping):
-        raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
-    out = {}
-    for name, health in report.items():
-        if not isinstance(name, str) or not isinstance(health, Health):
-            raise DriverError(
-                f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
-            )
-        if health.healthy not in (True, False, None):
-            raise DriverError(
-                f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
-            )
-        # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
-        healthy = None if health.healthy is None else bool(health.healthy)
-        out[name] = replace(health, healthy=healthy, message=printable(health.message))
-    return out

@@ -21,16 +21,15 @@ from ..base.json_types import ReadOnlyJSON
 from ..base.settings import HEALTH_TIMEOUT
 from ..base.telemetry.logs import log_sample
 from ..base.text import join_names, names_by_reason, natural
+from ..base.threads import in_own_thread
 from ..driver import Health, Role
 from ..errors import DriverError, printable
 from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE
-from .background import compute
-from .health_log import log_recovered, log_unhealthy
-from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
-from .health_report_errors import HealthReportErrors
+from .health_policy import DeviceHealth, HealthDecision, HealthPolicy
+from .health_report import checked_report, unknown_names, without_invalid_taints
 from .pool_state import DeviceKey, Held, PoolState, rendered_pool, updated_pool
 from .validation import parse_pools, taint_fault
 
@@ -38,6 +37,8 @@ log = logging.getLogger(__name__)
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
 _NO_POOL = PoolState("")
+_MAX_NOTES = 20
+_MAX_NAMES = 50  # in the field `devices` of a log line
 
 
 class Inventory:
@@ -81,10 +82,6 @@ class Inventory:
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
         self.place = ""  # the line of the author's method that returns the devices; added to the faults of its result
-        self.health_report_errors = HealthReportErrors()  # errors in the driver's last health report
-        self.depends_on_gates = False
-        """Whether the driver is called again after gates were found off. If so, rejected devices are logged only after that call."""
-        self.update_pending = False  # whether gates were found off, and the driver has not returned a new result since
         self.taken: Mapping[str, str] = {}
         """Pools that this publisher leaves to another publisher, each with the reason. Two publishers must never publish one pool."""
         self._policy = policy
@@ -95,6 +92,7 @@ class Inventory:
         self._logged: Mapping[str, str] = {}  # the devices that were logged as not published
         self._change = asyncio.Lock()  # held by each method that replaces states or gates
         self._reported_at: float | None = None
+        self._health_errors: list[str] = []  # in the driver's last report
         self._changed = asyncio.Condition()
 
     # --- a result of the driver ------------------------------------------------------------------
@@ -112,14 +110,16 @@ class Inventory:
         """
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
-        async with self._change:
-            known = sum(len(s.present) + len(s.gone) for s in self._states.values())
-            count = max(known, sum(len(p.devices) for p in result.values()), len(held or ()))
-            states = await compute(count, lambda: self._updated_states(result, held))
+
+        def work() -> tuple[dict[str, PoolState], bool]:
+            states = self._updated_states(result, held)
             before, after = ([s.discovered() for s in known.values()] for known in (self._states, states))
-            changed = not self.known or after != before
-            published = changed or self.update_pending
-            await self._apply(states, self.gates_off, published=published, from_driver=True)
+            return self._rendered(states, self.gates_off), not self.known or after != before
+
+        async with self._change:
+            states, changed = await in_own_thread(work)
+            self.known = True
+            await self._replace(states, published=changed)
         return changed
 
     def _updated_states(self, result: Mapping[str, Pool], held: Held | None) -> dict[str, PoolState]:
@@ -136,28 +136,12 @@ class Inventory:
                 states[name] = state
         return states
 
-    async def _apply(
-        self,
-        states: Mapping[str, PoolState],
-        off: frozenset[str],
-        *,
-        published: bool = True,
-        from_driver: bool = False,
-    ) -> None:
-        """Renders the pools, then replaces states and gates in one step, and wakes the waiting tasks.
+    def _rendered(self, states: Mapping[str, PoolState], off: frozenset[str]) -> dict[str, PoolState]:
+        return {name: rendered_pool(s, self._policy, off, self.pool) for name, s in states.items()}
 
-        Args:
-            published: whether :meth:`contents` changes.
-            from_driver: whether ``states`` come from a new result of the driver.
-        """
-
-        def render() -> dict[str, PoolState]:
-            return {name: rendered_pool(s, self._policy, off, self.pool) for name, s in states.items()}
-
-        self._states = await compute(sum(len(s.present) + len(s.gone) for s in states.values()), render)
-        self.gates_off = off
-        if from_driver:
-            self.known, self.update_pending = True, False
+    async def _replace(self, states: Mapping[str, PoolState], *, published: bool = True) -> None:
+        """Replaces the states in one step, and wakes the waiting tasks. ``published`` is whether :meth:`contents` changes."""
+        self._states = states
         self._note_rejected()
         await self._notify(published=published)
 
@@ -171,8 +155,6 @@ class Inventory:
                 place = f" ({self.place})" if self.place else ""
                 out |= {self.shown(name, n): why + place for n, why in state.rejected.items()}
         self.rejected = out
-        if self.update_pending:
-            return
         news = names_by_reason({name: fault for name, fault in out.items() if self._logged.get(name) != fault})
         log_sample(log, logging.ERROR, "not published: %s", news.items(), lambda n: f"{join_names(n[1])}: {n[0]}")
         if published := sorted((n for n in self._logged if n not in out), key=natural):
@@ -202,7 +184,8 @@ class Inventory:
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }
             after = replace(state, server_rejections={**state.server_rejections, **rejected})
-            await self._apply({**self._states, state.name: after}, self.gates_off)
+            states = {**self._states, state.name: after}
+            await self._replace(await in_own_thread(self._rendered, states, self.gates_off))
 
     async def clear_rejections(self) -> bool:
         """Clears the API server's rejections, so that the devices are sent again. Returns whether there were any."""
@@ -210,15 +193,16 @@ class Inventory:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
             states = {n: replace(s, server_rejections={}) for n, s in self._states.items()}
-            await self._apply(states, self.gates_off)
+            await self._replace(await in_own_thread(self._rendered, states, self.gates_off))
         return True
 
     async def set_gates_off(self, off: frozenset[str]) -> None:
         """Sets the gates that the API server has off."""
         async with self._change:
             if off != self.gates_off:
-                self.update_pending = self.depends_on_gates
-                await self._apply(self._states, off)
+                states = await in_own_thread(self._rendered, self._states, off)
+                self.gates_off = off
+                await self._replace(states)
 
     async def set_taken(self, taken: Mapping[str, str]) -> bool:
         """Sets :attr:`taken`. Returns whether it changed."""
@@ -364,6 +348,13 @@ class Inventory:
         """Returns the age of the driver's last report in seconds; None before the first report."""
         return None if self._reported_at is None else max(0.0, self._clock() - self._reported_at)
 
+    @property
+    def health_notes(self) -> list[str]:
+        """A sentence for each error in the driver's last health report; if there are many, the last sentence counts the rest."""
+        more = len(self._health_errors) - _MAX_NOTES
+        rest = [f"health() returned {more} more invalid entries"] if more > 0 else []
+        return self._health_errors[:_MAX_NOTES] + rest
+
     def health_counts(self) -> dict[str, int]:
         """Returns the numbers of ``healthy``, ``unhealthy`` and ``unknown`` devices."""
         counts = Counter(health.healthy for _, health in self.health())
@@ -382,19 +373,15 @@ class Inventory:
         if isinstance(report, dict):
             report = dict(report)  # the driver may change its dict while a thread reads the report
         async with self._change:
-            states, changed = await compute(len(self), lambda: self._decide(report, at))
+            states, changed = await in_own_thread(self._decide, report, at)
             self._reported_at = at
-            if changed:
-                await self._apply(states, self.gates_off)
-            else:
-                self._states = states
-                await self._notify(published=False)
+            await self._replace(states, published=changed)
 
     def _decide(self, report: object, at: float) -> tuple[dict[str, PoolState], bool]:
-        """Returns the states with the health after a report, and whether published taints or reasons change. Logs changes."""
-        reports = self.health_report_errors.without_invalid_taints(checked_report(report))
+        """Returns the states with the health after a report, and whether published taints or reasons change. Logs changes and errors."""
+        reports, errors = without_invalid_taints(checked_report(report))
         healthy, now = Health(True), self._clock()
-        states, changed, failed, recovered = {}, False, dict[DeviceKey, str](), list[DeviceKey]()
+        states, changed, failed, recovered = {}, False, dict[str, str](), dict[str, str]()
         for state in self._states.values():
             decisions = {}
             for name in state.present:
@@ -405,16 +392,18 @@ class Inventory:
                 changed = changed or after.published != (before.published if before else (None, (), ""))
                 was_faulty = before is not None and before.fault is not None
                 if after.fault and not was_faulty:
-                    failed[DeviceKey(state.name, name)] = after.fault.message
+                    failed[self.shown(state.name, name)] = printable(after.fault.message or "no reason given")
                 elif was_faulty and not after.fault:
-                    recovered.append(DeviceKey(state.name, name))
+                    recovered[self.shown(state.name, name)] = ""
             states[state.name] = replace(state, health=decisions)
         if self.known:  # before the driver returns its first devices, every name would be unknown
-            known = {n for s in self._states.values() for n in (*s.present, *s.gone)}
-            self.health_report_errors.log_unknown_names(reports.keys(), known)
-        log_unhealthy(failed)
-        log_recovered(recovered)
-        return states, changed
+            errors += unknown_names(reports.keys(), {n for s in states.values() for n in (*s.present, *s.gone)})
+        new_errors = [e for e in errors if e not in self._health_errors]
+        log_sample(log, logging.ERROR, "the health report has an error: %s", new_errors)
+        self._health_errors = errors
+        _log_devices(logging.WARNING, "devices are unhealthy: %s", failed)
+        _log_devices(logging.INFO, "devices are healthy again: %s", recovered)
+        return self._rendered(states, self.gates_off) if changed else states, changed
 
     def _measured(self, health: Health, at: float) -> float:
         """Returns the time of measurement by the inventory's clock. A time in the future counts as now; otherwise it would never expire."""
@@ -439,3 +428,15 @@ class Inventory:
         async with self._changed:
             await self._changed.wait_for(lambda: self.health_version != seen)
             return self.health_version
+
+
+def _log_devices(level: int, message: str, reasons: Mapping[str, str]) -> None:
+    """Logs devices, with one line for all devices with the same reason, such as the partitions of a card."""
+    log_sample(
+        log,
+        level,
+        message,
+        list(names_by_reason(reasons).items()),
+        lambda group: join_names(group[1]) + (f": {group[0]}" if group[0] else ""),
+        lambda group: {"devices": group[1][:_MAX_NAMES]},
+    )

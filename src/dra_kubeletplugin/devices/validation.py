@@ -54,7 +54,7 @@ class DeviceEntry:
     @property
     def json(self) -> dict[str, Any]:
         """The device as a JSON object; empty if it cannot be encoded. Each access decodes the text again."""
-        return decoded(self.encoded) if self.encoded else {}
+        return msgspec.json.decode(self.encoded, type=dict[str, Any]) if self.encoded else {}
 
     @property
     def has_own_nodes(self) -> bool:
@@ -78,12 +78,6 @@ class CounterSetEntry(NamedTuple):
     fault: str = ""
 
 
-def decoded(encoded: bytes) -> dict[str, Any]:
-    """Decodes a JSON object."""
-    out: dict[str, Any] = msgspec.json.decode(encoded)
-    return out
-
-
 def validate_device(device: Device, nodes: Nodes, before: DeviceEntry | None = None) -> DeviceEntry:
     """Validates one device of a pool with ``nodes``. Raises nothing: the entry contains the fault.
 
@@ -101,7 +95,7 @@ def validate_device(device: Device, nodes: Nodes, before: DeviceEntry | None = N
             unchanged = device.data is before.device.data and device == before.device
             return before if unchanged else replace(before, device=device)
         is_complete = not faults
-        faults += device.broken_rules(built)
+        faults += device_faults(built)
         if nodes.where is Where.THIS and not built.keys().isdisjoint(NODE_FIELDS):
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if isinstance(device.nodes, Nodes) and device.nodes.where is Where.THIS:
@@ -224,11 +218,6 @@ def _faults_of(item: object, kind: type[Named]) -> list[str]:
         return item.faults() if isinstance(item, kind) else [_wrong_item(item, kind)]
     except Exception as e:  # an object of the author may raise anything
         return [describe(e)]
-
-
-def selects_own_nodes(device: Device) -> bool:
-    """Returns whether a device selects nodes and is valid. Raises nothing."""
-    return device.nodes is not None and not _faults_of(device, Device)
 
 
 def pool_options(name: str, pool: Pool, node: str) -> tuple[ReadOnlyJSON, str]:

@@ -137,10 +137,6 @@ class EventRecorder:
         if claim.namespace and claim.name:
             self._add(self._entry(claim, reason, message, consumers=True))
 
-    async def write(self, about: Subject, reason: str, message: str) -> bool:
-        """Writes an Event now. Returns whether the server has it. False means a rate limit, or a failure, which is logged."""
-        return await self._write(self._entry(about, reason, message))
-
     async def run(self) -> None:
         """Writes queued Events. Never returns; external failures do not end it."""
         while True:

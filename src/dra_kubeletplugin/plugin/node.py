@@ -20,13 +20,12 @@ from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
 from ..claims.instance_lock import InstanceLock, OwnedSocket
+from ..devices.device_events import DeviceEvents
 from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
-from ..devices.health_events import HealthEvents
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
-from ..devices.slices import Leadership, NodeScope, Publisher, PublisherStatus, RejectionEvents, WriteLock
-from ..devices.slices.taint_times import TAINT_TIMES, TaintTimes
+from ..devices.slices import Leadership, NodeScope, Publisher, PublisherStatus
 from ..driver import Driver, MetadataUpdate, Role
 from ..driver.attachment import attach, overrides, reports_health
 from ..driver.calls import Calls
@@ -103,13 +102,11 @@ class Plugin:
             self.inventory,
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
-            Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
-            TaintTimes(settings.plugin_dir / TAINT_TIMES),
+            Leadership(lambda: is_newest(self.process), self.process.folder),
             self.discovery.set_gates_off,
         )
         self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
-        self.rejection_events = RejectionEvents(self.events, self.inventory, settings.node_name)
-        self.health_events = HealthEvents(self.events, self.inventory, settings.node_name)
+        self.device_events = DeviceEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if reports_health(driver) else ())
         self.registration = Registration(
@@ -255,7 +252,7 @@ class Plugin:
         """Returns the background tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
             "publisher": self._publish,
-            "rejection events": self.rejection_events.run,
+            "device events": self.device_events.run,
             "events": self.events.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
@@ -264,7 +261,7 @@ class Plugin:
         if overrides(self.driver, "checks"):
             jobs["checks"] = self.checks.run
         if reports_health(self.driver):
-            jobs |= {"health": self.health.run, "health events": self.health_events.run}
+            jobs["health"] = self.health.run
         return jobs
 
     # --- state ----------------------------------------------------------------------------------
@@ -336,7 +333,7 @@ class Plugin:
         out += [self.discovery.note] if self.discovery.note else []
         out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
-        out += self.inventory.health_report_errors.notes
+        out += self.inventory.health_notes
         out += self.checks.notes()
         return out + await self.claims.notes()
 
@@ -373,6 +370,4 @@ def _inventory(driver: Driver, settings: Settings) -> Inventory:
         timeout=settings.health_timeout,
     )
     result_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
-    inventory = Inventory(settings.node_name, policy, result_timeout, slice_size=slice_size)
-    inventory.depends_on_gates = overrides(driver, "pools")
-    return inventory
+    return Inventory(settings.node_name, policy, result_timeout, slice_size=slice_size)

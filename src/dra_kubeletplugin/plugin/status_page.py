@@ -19,7 +19,6 @@ from ..base.http_server.server import Request, Response
 from ..claims import Record, Row
 from ..devices.inventory import Inventory
 from ..devices.pool_state import DeviceKey
-from ..devices.validation import decoded
 from ..errors import RecordsError, printable
 from .grpc.node_service import KubeletCall
 
@@ -116,7 +115,7 @@ def device_states(inventory: Inventory, records: Iterable[Record]) -> Iterator[D
             name = printable(f"{record.namespace or '?'}/{record.name or record.uid} ({record.state.lower()})")
             by_device[DeviceKey(device["pool"], device["device"])].append(name)
     taints = {
-        DeviceKey(content.name, device.name): decoded(device.encoded).get("taints") or ()
+        DeviceKey(content.name, device.name): device.json.get("taints") or ()
         for content in inventory.contents()
         for device in content.devices
     }

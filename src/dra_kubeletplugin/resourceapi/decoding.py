@@ -5,15 +5,12 @@ Values are not validated, because a newer server may have accepted newer values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
 from .amounts import Capacity, NodeResource
-from .nodes import Nodes
-from .pools import Pool
 from .quantity import Quantity
-from .types import CounterSet, Device, Taint, attribute_value, simple_fields
+from .types import Device, Taint, attribute_value, simple_fields
 
 
 def read_device(raw: ReadOnlyJSON) -> Device:
@@ -55,33 +52,6 @@ def read_device(raw: ReadOnlyJSON) -> Device:
     for name, value in fields.items():
         object.__setattr__(device, name, value)
     device.json()  # raises now instead of at a later use
-    return device
-
-
-def read_pool(specs: Sequence[ReadOnlyJSON]) -> Pool:
-    """Reads the pool whose slices have these ``specs``, all of one generation.
-
-    If every device has its own nodes, the pool's original nodes are unknown; the pool then has all nodes.
-
-    Raises the same exceptions as :func:`read_device`.
-    """
-    first = specs[0]
-    devices = [_with_nodes(read_device(d), d) for spec in specs for d in spec.get("devices") or ()]
-    sets = [
-        CounterSet(s["name"], read_counters(s["counters"])) for spec in specs for s in spec.get("sharedCounters") or ()
-    ]
-    return Pool(
-        first["pool"]["name"],
-        devices,
-        sets,
-        Nodes.this() if first.get("nodeName") else Nodes.read(first) or Nodes.all(),
-        str(first.get("partitionTypeAttribute") or ""),
-        [str(operation) for operation in first.get("skipNodeOperations") or ()] or (),
-    )
-
-
-def _with_nodes(device: Device, raw: ReadOnlyJSON) -> Device:
-    object.__setattr__(device, "nodes", Nodes.read(raw))
     return device
 
 

@@ -50,12 +50,6 @@ class _Node:
     row: FieldRow | None = None
     steps: dict[str, _Node] = field(default_factory=dict)
 
-    def leads_into(self, value: Any) -> bool:
-        """Whether the value can have one of the next steps. Most attributes and capacities, of which a device has dozens, have none."""
-        if isinstance(value, dict):
-            return "*" in self.steps or not self.steps.keys().isdisjoint(value)
-        return bool(self.steps)
-
 
 @functools.cache
 def _paths() -> _Node:
@@ -79,10 +73,16 @@ def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
             yield from _used(item, node)
     elif isinstance(value, Mapping):
         for name, step in node.steps.items():
-            for inner in value.values() if name == "*" else (value[name],) if name in value else ():
+            if name != "*":
+                found: Collection[Any] = (value[name],) if name in value else ()
+            elif step.row is None and all(map(step.steps.keys().isdisjoint, value.values())):
+                continue  # a quick check of attributes and capacities, of which a device has dozens, usually without a gate
+            else:
+                found = value.values()
+            for inner in found:
                 if step.row is not None and inner not in (None, [], {}, ""):
                     yield step.row, inner
-                if step.leads_into(inner):
+                if step.steps:
                     yield from _used(inner, step)
 
 

@@ -329,24 +329,11 @@ def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
     return value if parts.positive else value.copy_negate(), form
 
 
-def canonical(quantity: Quantity) -> str:
-    """Returns the canonical text: no fraction, no lost precision, the largest possible suffix. Above ``E`` it has an exponent."""
-    return quantity.text
-
-
-def text_beside(quantity: Quantity, other: Quantity) -> str:
-    """Returns the text of an amount that people compare with another amount: in the other's format if that is shorter.
-
-    The scheduler writes 4G of 10G as ``3906250Ki``.
-    """
-    return min(quantity.text, _quantity(quantity.value, other.format, None).text, key=len)
-
-
 def stored(text: str) -> str:
     """Returns ``text`` as a Kubernetes 1.36 server stores it.
 
     The server keeps text that it considers canonical. A decimal of 1e21 or more loses its exponent (fixed in 1.37). The
-    :func:`canonical` form avoids this.
+    attribute ``text`` of a quantity avoids this.
 
     Raises :class:`QuantityError`.
     """

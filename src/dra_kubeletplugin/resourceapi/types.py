@@ -117,7 +117,7 @@ class Device:
     def faults(self) -> list[str]:
         """Returns every reason why the API server would reject the device, each with its field; empty if it would not."""
         built, faults = self.converted()
-        return faults + self.broken_rules(built)
+        return faults + device_faults(built)
 
     def json(self) -> dict[str, Any]:
         """Returns the device in the form of resource.k8s.io/v1.
@@ -168,10 +168,6 @@ class Device:
             | ({"compatibilityGroups": groups[name]} if groups.get(name) else {})
             for name, counters in consumed.items()
         ]
-
-    def broken_rules(self, built: Mapping[str, Any]) -> list[str]:
-        """Returns why the API server would reject ``built``, the first result of :meth:`converted`. For the framework."""
-        return device_faults(built)
 
 
 @functools.cache

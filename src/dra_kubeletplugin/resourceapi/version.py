@@ -131,18 +131,3 @@ def parse(text: str) -> Version:
     """Returns the version in ``text``. Raises :class:`VersionError` if it is no semantic version."""
     _parts(text)
     return Version(text)
-
-
-def parse_tolerant(text: str) -> Version:
-    """Parses like :func:`parse`, after trimming and removing a leading v and leading zeros; missing parts are zero."""
-    parts = [_unpad(p) for p in text.strip().removeprefix("v").split(".", 2)]
-    if len(parts) < 3:
-        if any(c in parts[-1] for c in "+-"):
-            raise VersionError("Short version cannot contain PreRelease/Build meta data")
-        parts += ["0"] * (3 - len(parts))
-    return parse(".".join(parts))
-
-
-def _unpad(part: str) -> str:
-    stripped = part.lstrip("0") if len(part) > 1 else part
-    return stripped if stripped[:1].isdigit() else "0" * (len(part) > 1) + stripped

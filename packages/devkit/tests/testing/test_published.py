@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dra_devkit.testing import AsyncApi, PublishedDevice, PublishedError, controller_on, node_with, plugin_on
-from dra_devkit.testing.published import Published, differs, pools_of
+from dra_devkit.testing.published import Published, differs, pools_of, read_pool
 from dra_kubeletplugin import (
     Capacity,
     Claim,
@@ -23,7 +23,6 @@ from dra_kubeletplugin import (
     Version,
 )
 from dra_kubeletplugin.driver import Health, Role
-from dra_kubeletplugin.resourceapi.decoding import read_pool
 
 NAME = "cards.example.com"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...base.flock import FolderLock
@@ -20,21 +19,33 @@ log = logging.getLogger(__name__)
 _TIMEOUT = 15.0
 
 
-class WriteLock:
-    """The lock that an instance holds for each write.
+class Leadership:
+    """The right of this instance to write slices.
 
     Args:
-        folder: the locked folder; None if there are no other instances, so that no lock is needed.
+        leads: returns whether this instance is the newest living instance on the node, or the leader of the controller's replicas.
+        folder: the folder whose lock is held for each write; None if there are no other instances on this machine.
         timeout: time limit of a wait for the lock, in seconds.
     """
 
-    def __init__(self, folder: Path | None = None, timeout: float = _TIMEOUT) -> None:
+    def __init__(
+        self, leads: Callable[[], bool] = lambda: True, folder: Path | None = None, timeout: float = _TIMEOUT
+    ) -> None:
+        self._leads = leads
         self._folder = folder
         self._timeout = timeout
-        self._reported = ""
+        self._fault = ""
+
+    def may_write(self) -> bool:
+        """Whether this instance may write slices. True if ``leads`` raises ``OSError``: two writers on a node are better than none."""
+        try:
+            return self._leads()
+        except OSError as e:
+            log.warning("cannot read which instance publishes: %s; this instance publishes", describe(e))
+            return True
 
     @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def lock(self) -> AsyncIterator[None]:
         """Holds the lock in the block. If it cannot be taken, logs that once and continues without it: the node still needs its slices."""
         if self._folder is None:
             yield
@@ -42,37 +53,16 @@ class WriteLock:
         lock = FolderLock(self._folder)
         try:
             # after one failure, writes do not wait until the lock was taken once
-            await lock.acquire_async(0.0 if self._reported else self._timeout)
-            self._reported = ""
+            await lock.acquire_async(0.0 if self._fault else self._timeout)
+            self._fault = ""
         except OSError as e:
             fault = describe(e)
             if isinstance(e, TimeoutError):
                 fault = f"another instance of the plugin has held the lock for more than {self._timeout:g}s"
-            if fault != self._reported:
+            if fault != self._fault:
                 log.warning("cannot take the slice write lock %s: %s; continuing without it", self._folder, fault)
-            self._reported = fault
+            self._fault = fault
         try:
             yield
         finally:
             lock.close()
-
-
-@dataclass(frozen=True)
-class Leadership:
-    """The right of this instance to write.
-
-    Attributes:
-        leads: returns whether this instance is the newest living instance on the node, or the leader of the controller's replicas.
-        lock: held for each write. An older instance's write may still be in flight when this instance begins to lead.
-    """
-
-    leads: Callable[[], bool] = lambda: True
-    lock: WriteLock = field(default_factory=WriteLock)
-
-    def may_write(self) -> bool:
-        """Whether this instance may write slices. True if ``leads`` raises ``OSError``: two writers on a node are better than none."""
-        try:
-            return self.leads()
-        except OSError as e:
-            log.warning("cannot read which instance publishes: %s; this instance publishes", describe(e))
-            return True

@@ -23,14 +23,12 @@ from ...kube import KubeClient, Reflector
 from ...kube.errors import ConflictError, ForbiddenError
 from ...resourceapi.gated_fields import slice_gates
 from ..inventory import Inventory
-from .conflict_backoff import ConflictBackoff, WriterConflict
 from .gate_probe import GateProbe
 from .leadership import Leadership
 from .scope import Scope
 from .server_response import REJECTIONS
 from .status import PoolStatus, PublisherStatus
 from .sync import SupersededError, Sync, Syncer
-from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
@@ -40,10 +38,21 @@ _REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a broken conne
 _DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as failed
 _RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0  # seconds between two attempts after failures
+# The first repairs of slices that another writer changed follow at once, because the changes may be accidents. Then the pause from the
+# last write doubles with each repair, between these seconds. The count restarts after _PEACE seconds without a write.
+_REPAIRS_AT_ONCE = 3
+_FIRST_REPAIR_PAUSE, _LAST_REPAIR_PAUSE, _PEACE = 5.0, 60.0, 120.0
 
 
 async def _ignore(off: frozenset[str]) -> None:
     pass
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 class Publisher:
@@ -52,8 +61,8 @@ class Publisher:
     Args:
         scope: decides which slices belong to this publisher.
         leadership: decides whether this instance publishes. An instance that does not publish writes nothing, and is always ready.
-        times: when taints were added.
-        gates_off: a coroutine that the publisher awaits with the feature gates that the API server has off, when these change.
+        gates_off: a coroutine that the publisher awaits with the feature gates that the API server has off, when these change. It may
+            update the inventory.
     """
 
     def __init__(
@@ -63,7 +72,6 @@ class Publisher:
         scope: Scope,
         metrics: Metrics,
         leadership: Leadership,
-        times: TaintTimes,
         gates_off: Callable[[frozenset[str]], Awaitable[None]] = _ignore,
     ) -> None:
         self.client = client
@@ -74,20 +82,20 @@ class Publisher:
         self.published = asyncio.Event()
         self.leads = True
         self._on_gates_off = gates_off
-        self._reported_off: frozenset[str] = frozenset()
-        self._syncer = Syncer(client, inventory, scope, metrics, times, leadership)
+        self._syncer = Syncer(client, inventory, scope, metrics, leadership)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._backoff = Backoff(0.2, _MAX_PAUSE, jitter=0.5)
-        self._conflicts = ConflictBackoff()
-        self._dirty = asyncio.Event()
+        self._repairs = 0  # in succession, of slices that another writer changed
+        self._written_at = 0.0
+        self._dirty = asyncio.Event()  # the slices or the inventory changed
+        self._urgent = asyncio.Event()  # ends a pause before the next attempt
         # Whether the watch has reconnected since the last attempt, perhaps to an API server with other gates.
         self._reconnected = False
         self._ended = asyncio.Condition()  # notified after each attempt
         self._pools: tuple[PoolStatus, ...] = ()
         self._current_at = -1  # the inventory's version that was last published
         self._published_at = 0.0
-        self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._reflector = Reflector(
             client, "resourceslices", fields=scope.selector, copies=False, cut=self._note_reconnect
         )
@@ -157,18 +165,19 @@ class Publisher:
         while True:
             seen = await self.inventory.changed(seen)
             self._dirty.set()
+            self._urgent.set()  # a change of the devices is published at once
 
     async def _follow_slices(self) -> None:
         async for _ in self._reflector.events():
             self._dirty.set()
 
     def kubelet_registered(self) -> None:
-        """Resets the backoff of conflicts and ends the pause before the next attempt. Call it when a kubelet has accepted the plugin.
+        """Forgets the conflicts so far and ends the pause before the next attempt. Call it when a kubelet has accepted the plugin.
 
         A kubelet that restarts deletes all slices of its node. This deletion is not a conflict with another writer.
         """
-        self._conflicts.reset()
-        self._end_pause()
+        self._repairs = 0
+        self._urgent.set()
 
     # --- when to write --------------------------------------------------------------------------
 
@@ -176,11 +185,7 @@ class Publisher:
         """Ends a pause, because the API server may have been upgraded or reconfigured while the connection was broken."""
         self._reconnected = True
         self._dirty.set()
-        self._end_pause()
-
-    def _end_pause(self) -> None:
-        if self._pause is not None and not self._pause.expired():
-            self._pause.reschedule(0)
+        self._urgent.set()
 
     async def _sync_forever(self) -> None:
         while True:
@@ -193,21 +198,13 @@ class Publisher:
                 await self._forget()
             if not self.inventory.known:
                 continue  # the driver has not returned its devices yet: an empty pool would be wrong
-            version = self.inventory.version
+            self._urgent.clear()
             pause = await self._attempt()
             async with self._ended:
                 self._ended.notify_all()
-            if pause and not self._reconnected:
-                # A change of the devices is published at once, also during a pause.
-                try:
-                    async with asyncio.timeout(pause) as self._pause:
-                        # Returns at once if the inventory changed during the attempt.
-                        await self.inventory.changed(version)
-                except TimeoutError:
-                    if pause == _RETRY_REJECTED_AFTER:
-                        await self._forget()
-                finally:
-                    self._pause = None
+            if pause:
+                if not await _is_set_within(self._urgent, pause) and pause == _RETRY_REJECTED_AFTER:
+                    await self._forget()
                 self._dirty.set()
 
     async def _wait(self) -> None:
@@ -216,16 +213,13 @@ class Publisher:
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.may_write():
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(remaining if self.leads else min(remaining, _FOLLOW)):
-                    await self._dirty.wait()
+            await _is_set_within(self._dirty, remaining if self.leads else min(remaining, _FOLLOW))
         if not self._dirty.is_set():
             await self._forget()
 
     async def _forget(self) -> None:
-        """Forgets probed gates, rejections and metadata: the API server may have been upgraded, or the Node created again."""
+        """Forgets probed gates and rejections, because the API server may have been upgraded."""
         self._probe.forget()
-        self._syncer.forget()
         await self.inventory.clear_rejections()
 
     async def _attempt(self) -> float:
@@ -236,8 +230,9 @@ class Publisher:
                 self._mark_current(self.inventory.version)
                 return 0.0
             return await self._publish()
-        except SupersededError:
-            await self._note_gates(self.inventory.gates_off)
+        except SupersededError as e:
+            if e.gates_off is not None:
+                await self._set_gates_off(e.gates_off)
             self._dirty.set()
             return 0.0
         except ApiError as e:
@@ -255,17 +250,17 @@ class Publisher:
             SupersededError: the plan is out of date, so plan again.
         """
         resource = await self.client.dra("resourceslices")
-        await self._note_gates(await self._probe.find_gates_off(resource))
+        await self._set_gates_off(await self._probe.find_gates_off(resource))
         sync = await self._syncer.plan(resource)
-        conflict = self._conflict(sync)
-        if conflict and (delay := self._conflicts.delay(conflict, time.monotonic())):
-            self._set_fault(
-                f"{conflict.value} by another writer {self._conflicts.count + 1} times; they are restored after a pause"
-            )
+        is_repair = self._is_repair(sync)
+        if is_repair and (delay := self._repair_delay()):
+            times = self._repairs + 1
+            self._set_fault(f"another writer changed or deleted slices {times} times; they are restored after a pause")
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._conflicts.written(time.monotonic(), is_repair=conflict is not None)
+            self._repairs += is_repair
+            self._written_at = time.monotonic()
         self._backoff.reset()
         self._pools = tuple(
             PoolStatus(p.common.pool, p.common.generation, p.common.count, p.devices)
@@ -276,30 +271,42 @@ class Publisher:
         self._mark_current(sync.version)
         return 0.0
 
-    async def _note_gates(self, off: frozenset[str]) -> None:
+    async def _set_gates_off(self, off: frozenset[str]) -> None:
+        before = self.inventory.gates_off
+        if off == before:
+            return
+        if off < before:  # the driver may now return devices that need these gates
+            await self.inventory.set_gates_off(off)
+        # Otherwise the driver first withdraws the devices that the inventory would reject.
+        await self._on_gates_off(off)
         await self.inventory.set_gates_off(off)
-        if off != self._reported_off:
-            if off:
-                names = ", ".join(sorted(off))
-                log.error(
-                    "feature gates are off in the API server: %s; devices are published as far as that is safe", names
-                )
-            else:
-                log.info("all feature gates that this driver needs are on in the API server now")
-            log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
-            self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
-            for gate in slice_gates():
-                self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate)
-            self._reported_off = off
-            await self._on_gates_off(off)
+        if off:
+            names = ", ".join(sorted(off))
+            log.error(
+                "feature gates are off in the API server: %s; devices are published as far as that is safe", names
+            )
+        else:
+            log.info("all feature gates that this driver needs are on in the API server now")
+        log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
+        self.metrics.inc("dropped_fields_total", len(off - before))
+        for gate in slice_gates():
+            self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate)
 
-    def _conflict(self, sync: Sync) -> WriterConflict | None:
-        """Returns the change that another writer made to the slices since they were as wanted; None if only the devices changed."""
+    def _is_repair(self, sync: Sync) -> bool:
+        """Whether the writes restore slices that another writer changed since they were as wanted. The devices did not change."""
         if not sync.writes or self._syncer.settled_at != sync.version:
-            return None
+            return False
         before = {s.name: s.version for s in self._syncer.settled.values()}
-        now = {s.name: s.version for s in sync.existing}
-        return WriterConflict.MISSING if now.items() <= before.items() else WriterConflict.CHANGED
+        return before != {s.name: s.version for s in sync.existing}
+
+    def _repair_delay(self) -> float:
+        """Returns the seconds until the slices may be restored. Two writers that restore their slices must not fill the API server."""
+        now = time.monotonic()
+        if now - self._written_at > _PEACE:
+            self._repairs = 0
+        failures = self._repairs + 1 - _REPAIRS_AT_ONCE
+        pause = Backoff(_FIRST_REPAIR_PAUSE, _LAST_REPAIR_PAUSE, failures=failures).delay()
+        return max(0.0, self._written_at + pause - now)
 
     # --- faults ---------------------------------------------------------------------------------
 

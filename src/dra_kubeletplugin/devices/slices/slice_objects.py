@@ -86,17 +86,6 @@ class CommonSliceFields:
         pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
         return {"driver": self.driver, **self.fields, "pool": pool}
 
-    def digest(self, content: WantedSlice) -> bytes:
-        """Returns :func:`digest` of the spec that contains ``content``."""
-        return digest(self.spec(content, {}))
-
-    def text_digest(self, content: WantedSlice) -> bytes:
-        """Returns a digest of the JSON text. It is computed faster than :meth:`digest`, but depends on the order of fields."""
-        out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
-        for device in content.devices:
-            out.update(device.encoded)
-        return out.digest()
-
     def spec(self, content: WantedSlice, timed: Mapping[str, list[JSON]]) -> JSON:
         """Returns the spec to send. ``timed`` contains earlier taints by device: a taint that was there before keeps its time."""
         if content.counter_sets:
@@ -124,7 +113,7 @@ class CommonSliceFields:
             existing: the slice to update; None to create a slice.
             node: the only node of the pool, which is part of a new slice's name; empty if the pool belongs to no single node.
             metadata: the metadata without the name. Labels of other writers are kept.
-            timed: device → taints with the times when they were added.
+            timed: as for :meth:`spec`.
         """
         if existing is None:
             prefix = f"{number:05x}-{self.driver}-" + (f"{node}-" if node else "")
@@ -132,7 +121,6 @@ class CommonSliceFields:
         else:
             labels = {**(existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
             meta = {**existing.metadata, **metadata, **({"labels": labels} if labels else {})}
-            timed = {**timed, **existing.timed}
         return {
             "apiVersion": f"{GROUP}/v1",
             "kind": "ResourceSlice",

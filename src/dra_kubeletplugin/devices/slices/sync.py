@@ -16,29 +16,33 @@ import msgspec
 from ...base.json_types import JSON
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
+from ...base.threads import in_own_thread
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...kube.decoding import Bare
 from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
-from ..background import compute
 from ..inventory import Inventory
 from ..pool_state import PoolState
-from ..validation import decoded
 from .leadership import Leadership
 from .pack import WantedSlice, assign_existing, pack
 from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-from .slice_objects import CommonSliceFields, ExistingSlice, existing_slice
-from .taint_times import TaintTimes
+from .slice_objects import CommonSliceFields, ExistingSlice, digest, existing_slice
 
 log = logging.getLogger(__name__)
-_DEVICES = 64  # in a listed slice, about; decides whether a list is read in a thread
 
 
 class SupersededError(Exception):
-    """The plan is out of date, or this instance may no longer write. The caller must plan again."""
+    """The plan is out of date, or this instance may no longer write. The caller must plan again.
+
+    Attributes:
+        gates_off: the feature gates that the API server has off, if a response showed them; else None.
+    """
+
+    def __init__(self, gates_off: frozenset[str] | None = None) -> None:
+        self.gates_off = gates_off
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,6 @@ class Syncer:
         inventory: Inventory,
         scope: Scope,
         metrics: Metrics,
-        times: TaintTimes,
         leadership: Leadership,
     ) -> None:
         self.settled: dict[str, ExistingSlice] = {}
@@ -82,12 +85,13 @@ class Syncer:
         self._inventory = inventory
         self._scope = scope
         self._metrics = metrics
-        self._times = times
         self._leadership = leadership
-        # slice → text digest of its wanted content, digest of its stored spec: the slice needs no write while both stay the same.
-        # The stored spec may lack fields of the content.
-        self._accepted: dict[str, tuple[bytes, bytes]] = {}
-        self._metadata: JSON | None = None
+        # Slices that the API server stored otherwise than they were sent, for example without unknown fields: digests of both specs.
+        # They need no write while both digests stay the same.
+        self._stored_otherwise: dict[str, tuple[bytes, bytes]] = {}
+        self._metadata: JSON = {}  # of all slices
+        # Pool → device → its taints, for devices with a taint that has a time. The time stays in memory if the kubelet deletes the slices.
+        self._timed: dict[str, dict[str, list[JSON]]] = {}
         self._found: dict[str, ExistingSlice] = {}  # the slices as last listed, updated with the writes since then
 
     # --- planning -------------------------------------------------------------------------------
@@ -99,22 +103,22 @@ class Syncer:
             ApiError: the slices cannot be listed.
             SupersededError: another publisher has begun or stopped publishing one of this publisher's pools.
         """
-        if self._metadata is None:
-            self._metadata = await self._scope.metadata(self._client)
+        self._metadata = await self._scope.metadata(self._client)
         pools = frozenset(self._inventory.pools)
-        async with self._leadership.lock.held():
+        async with self._leadership.lock():
             pass  # waits until the previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
         names = {c.name for c in contents}
         items = (await self._client.page(resource, fields=self._scope.selector)).items or []
-        existing, others = await compute(_DEVICES * len(items), lambda: self._read_slices(items, names, resource))
+        existing, others = await in_own_thread(self._read_slices, items, names, resource)
         self._found = {s.name: s for s in existing}
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
-        self._times.learn(existing)
-        self._accepted = {n: a for n, a in self._accepted.items() if n in self._found}
-        count = sum(len(c.devices) for c in contents)
-        plans = await compute(count, lambda: self._plan_pools(contents, existing))
+        self._timed = {}
+        for slice_ in (*self.settled.values(), *existing):
+            self._timed.setdefault(slice_.pool, {}).update(slice_.timed)
+        self._stored_otherwise = {n: d for n, d in self._stored_otherwise.items() if n in self._found}
+        plans = await in_own_thread(self._plan_pools, contents, existing)
         return Sync(plans, existing, version)
 
     def _read_slices(
@@ -134,7 +138,7 @@ class Syncer:
                 if known and self._scope.exact and (known.uid, known.version) == (meta.uid, meta.resource_version):
                     out.append(known)
                     continue
-                obj = in_v1(decoded(item), resource)
+                obj = in_v1(msgspec.json.decode(item), resource)
                 owned = self._scope.owns(obj, pools)
                 by = "" if owned else self._scope.rival(obj)
                 if owned:
@@ -189,18 +193,12 @@ class Syncer:
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
     def _is_as_wanted(self, have: ExistingSlice, content: WantedSlice, common: CommonSliceFields) -> bool:
-        """Whether a slice's spec needs no write.
-
-        The API server may store a spec that differs from the request, for example without unknown fields. It is not written again.
-        """
-        accepted = (common.text_digest(content), have.digest)
-        if self._accepted.get(have.name) != accepted and common.digest(content) != have.digest:
-            return False
-        self._accepted[have.name] = accepted
-        return True
+        """Whether a slice's spec needs no write."""
+        wanted = digest(common.spec(content, {}))
+        return wanted == have.digest or self._stored_otherwise.get(have.name) == (wanted, have.digest)
 
     def _has_metadata(self, have: ExistingSlice) -> bool:
-        want = self._metadata or {}
+        want = self._metadata
         labels = have.metadata.get("labels") or {}
         return all(labels.get(k) == v for k, v in want.get("labels", {}).items()) and (
             "ownerReferences" not in want or have.metadata.get("ownerReferences") == want["ownerReferences"]
@@ -217,8 +215,6 @@ class Syncer:
             ApiError: a write failed. Completed writes stay.
             SupersededError: the plan is out of date.
         """
-        if sync.writes:
-            self._metadata = await self._scope.metadata(self._client)
         rejected: ApiError | None = None
         for plan in sync.plans:
             try:
@@ -232,11 +228,6 @@ class Syncer:
             raise rejected
         self.settled, self.settled_at = dict(self._found), sync.version
         self._metrics.set("slices", len(self.settled))
-        if not sync.writes:
-            tainted: dict[str, list[str]] = {}
-            for slice_ in sync.existing:
-                tainted.setdefault(slice_.pool, []).extend(slice_.timed)
-            self._times.forget(tainted)
 
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
         for slice_ in plan.delete_first:
@@ -263,7 +254,7 @@ class Syncer:
 
         Raises :class:`SupersededError` if this instance may no longer write: two writers at once would mix their slices in one generation.
         """
-        async with self._leadership.lock.held():
+        async with self._leadership.lock():
             if not self._leadership.may_write():
                 raise SupersededError
             yield
@@ -271,8 +262,8 @@ class Syncer:
     async def _write(self, resource: Resource, number: int, content: WantedSlice, common: CommonSliceFields) -> None:
         async with self._writing():
             existing = self._found[content.name] if content.name else None
-            timed = self._times.of(common.pool)
-            obj = common.object(number, content, existing, self._scope.node, self._metadata or {}, timed)
+            timed = self._timed.get(common.pool, {})
+            obj = common.object(number, content, existing, self._scope.node, self._metadata, timed)
             sent = as_sent(obj, resource)
             try:
                 response = await (
@@ -283,8 +274,7 @@ class Syncer:
                     await self._inventory.reject(reasons, common.pool, {d.name: d.device for d in content.devices})
                 raise
             self._metrics.inc("slice_writes_total", verb="update" if existing else "create")
-            stored = in_v1(response, resource)
-            await self._check_stored(obj, stored, content, common)
+            self._check_stored(obj, in_v1(response, resource))
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         async with self._writing():
@@ -294,18 +284,17 @@ class Syncer:
         self._found.pop(slice_.name, None)
         self.settled.pop(slice_.name, None)
 
-    async def _check_stored(self, sent: JSON, stored: JSON, content: WantedSlice, common: CommonSliceFields) -> None:
+    def _check_stored(self, sent: JSON, stored: JSON) -> None:
         """Compares the stored spec with the sent spec, because the API server silently drops unknown fields. Logs each such field once.
 
         Raises :class:`SupersededError` if a dropped field shows that a gate is off: devices must then be published without this gate.
         """
         have = existing_slice(stored)
         self._found[have.name] = self.settled[have.name] = have
-        self._accepted[have.name] = (common.text_digest(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return
+        self._stored_otherwise[have.name] = (digest(sent["spec"]), have.digest)
         paths = dropped_by_server(sent["spec"], stored["spec"])
-        off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
         new_fields = sorted(path for path in paths - self.dropped if not gate_of(path))
         if new_fields:
             self.dropped.update(new_fields)
@@ -314,18 +303,11 @@ class Syncer:
                 "devices are published without fields that the API server does not know: %s",
                 ", ".join(new_fields),
             )
-        if off != self._inventory.gates_off:
-            await self._inventory.set_gates_off(off)
-            raise SupersededError
-
-    # --- forgetting -----------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Forgets the metadata of slices. It contains data of other objects, such as the Node's UID, which may have changed."""
-        self._metadata = None
+        if not (off := {gate for path in paths if (gate := gate_of(path))}) <= self._inventory.gates_off:
+            raise SupersededError(self._inventory.gates_off | off)
 
     def forget_server_behavior(self) -> None:
         """Forgets stored specs and dropped fields, because the API server may behave differently now. All slices are compared again."""
-        self._found, self._accepted = {}, {}
+        self._found, self._stored_otherwise = {}, {}
         self.dropped.clear()
         self.settled_at = -1  # so that the next write does not count as a conflict with another writer

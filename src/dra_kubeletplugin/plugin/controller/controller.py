@@ -18,7 +18,7 @@ from ...base.telemetry.metrics import Metrics
 from ...claims.device_status import DeviceStatusReporter
 from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
-from ...devices.slices import ClusterScope, Leadership, Publisher, TaintTimes
+from ...devices.slices import ClusterScope, Leadership, Publisher
 from ...driver import Driver, Role
 from ...driver.attachment import attach, overrides
 from ...driver.calls import Calls
@@ -74,7 +74,6 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
-        self.inventory.depends_on_gates = overrides(driver, "pools")
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
@@ -92,7 +91,6 @@ class Controller:
             ClusterScope(name, settings.namespace),
             self.metrics,
             Leadership(lambda: self.elector.leads),
-            TaintTimes(),
             self.discovery.set_gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))

@@ -174,7 +174,7 @@ def inspect(args: argparse.Namespace) -> int:
             inventory, node, faults = _query(args, settings, host, root)
         functions, devices = host.pci(), _by_function(inventory)
         pools = _pools(inventory, node, reported=inventory.health_age() is not None, failed=bool(faults))
-        faults += inventory.health_report_errors.notes
+        faults += inventory.health_notes
         found = Inspection(pools, inventory.rejected, _functions(functions, devices), tuple(faults))
 
         def lines(printable: Inspection) -> Iterator[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import did_you_mean, join_names
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.amounts import Capacity
-from dra_kubeletplugin.resourceapi.decoding import read_pool
+from dra_kubeletplugin.resourceapi.decoding import read_counters, read_device
+from dra_kubeletplugin.resourceapi.nodes import Nodes
 from dra_kubeletplugin.resourceapi.pools import Pool
-from dra_kubeletplugin.resourceapi.types import Device
+from dra_kubeletplugin.resourceapi.types import CounterSet, Device
 
 from ..generations import key_of, newest_by_pool
 
@@ -124,6 +125,33 @@ def pools_of(slices: Iterable[ReadOnlyJSON], pool: str = "") -> tuple[Published,
         else:
             incomplete = incomplete or f"pool {name} has {len(specs)} of {count} slices of generation {generation}"
     return Published(complete), incomplete
+
+
+def read_pool(specs: Sequence[ReadOnlyJSON]) -> Pool:
+    """Reads the pool whose slices have these ``specs``, all of one generation.
+
+    If every device has its own nodes, the pool's original nodes are unknown; the pool then has all nodes.
+
+    Raises the same exceptions as :func:`.read_device`.
+    """
+    first = specs[0]
+    devices = [_with_nodes(read_device(d), d) for spec in specs for d in spec.get("devices") or ()]
+    sets = [
+        CounterSet(s["name"], read_counters(s["counters"])) for spec in specs for s in spec.get("sharedCounters") or ()
+    ]
+    return Pool(
+        first["pool"]["name"],
+        devices,
+        sets,
+        Nodes.this() if first.get("nodeName") else Nodes.read(first) or Nodes.all(),
+        str(first.get("partitionTypeAttribute") or ""),
+        [str(operation) for operation in first.get("skipNodeOperations") or ()] or (),
+    )
+
+
+def _with_nodes(device: Device, raw: ReadOnlyJSON) -> Device:
+    object.__setattr__(device, "nodes", Nodes.read(raw))
+    return device
 
 
 def differs(published: Published, wanted: Wanted) -> str:

@@ -21,12 +21,13 @@ from dra_devkit.scheduling.framework.claim_cache import UNUSED, AllocatedState
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names
-from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical, parse, text_beside
+from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE as UNHEALTHY
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
 from ..scheduler_view import SchedulerView, describe_claim
 from ..taints import BLOCKING_EFFECTS, RULE, taint_text
+from ..usage.usage import text_beside
 from .model import ReasonKind
 
 # A claim stays allocated while pods use it, also after its deletion.
@@ -185,9 +186,9 @@ class NodeDevices:
                 has = parse(candidate.device["capacity"][name]["value"])
                 taken = (used or {}).get(name)
                 if plus(taken, amount) > has:
-                    remaining = canonical(has - taken) if taken is not None else canonical(has)
+                    remaining = (has - taken).text if taken is not None else has.text
                     wanted = text_beside(amount, has)
-                    detail = f"{remaining} of {canonical(has)} left; {self._holders(candidate.id)}"
+                    detail = f"{remaining} of {has.text} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {wanted}"
                     change = f"ask for less {_short(name)}, or delete the pods of a claim that shares the device"
                     yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name, of_node=True)
@@ -202,7 +203,7 @@ class NodeDevices:
             for name, amount in consumed["counters"].items():
                 has = remaining.get((counter_set, name))
                 if has is None or has < parse(amount["value"]):
-                    short[name] = f"{amount['value']} {name} ({'none' if has is None else canonical(has)} left)"
+                    short[name] = f"{amount['value']} {name} ({'none' if has is None else has.text} left)"
             if short:
                 text = "counters that it shares with other devices are exhausted"
                 holders = self._takers(candidate, counter_set, short)

@@ -15,12 +15,12 @@ from dra_kubeletplugin.errors import QuestionError
 from dra_kubeletplugin.kube.resource import CLAIMS, EVENTS, PODS
 from dra_kubeletplugin.resourceapi.allocation import results_of
 from dra_kubeletplugin.resourceapi.quantity import parse as parse_quantity
-from dra_kubeletplugin.resourceapi.quantity import text_beside
 
 from ..doubled_resources import doubled_resources
 from ..event_causes import EventCause, cause_of_wait, waiting_container
 from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
 from ..snapshot import KINDS, Snapshot
+from ..usage.usage import text_beside
 from ..waiting_pods import asks, is_reported_in_events, waiting_pods
 from . import cluster_reasons, other_cards
 from .model import NOT_BLOCKING, ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind

@@ -21,7 +21,7 @@ from dra_devkit.scheduling.framework import extended
 from dra_devkit.scheduling.framework.claim_cache import UNUSED, taken_by
 from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical, parse
+from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ..scheduler_view import describe_claim, name_of
 from ..taints import taint_with_rule
@@ -170,8 +170,8 @@ class WhatIf:
                     left.setdefault(name, {})[counter_set] = amount
         short = [n for n, amount in needs.items() if amount > sum(left[n].values(), parse("0"))] or list(needs)
         return "; ".join(
-            f"{canonical(needs[name])} {name} needed, "
-            + ", ".join(f"{canonical(amount)} left in counter set {s}" for s, amount in [*left[name].items()][:_VALUES])
+            f"{needs[name].text} {name} needed, "
+            + ", ".join(f"{amount.text} left in counter set {s}" for s, amount in [*left[name].items()][:_VALUES])
             for name in short[:2]
         )
 
@@ -296,7 +296,7 @@ class WhatIf:
         short = name.rpartition("/")[2]
         for amount in self._amounts(name)[:_VALUES]:
             if self.fits(claims := [_edited(c, _at_most(name, amount)) for c in self.claims]):
-                text = f"ask for at most {canonical(amount)} of {short}"
+                text = f"ask for at most {amount.text} of {short}"
                 yield Enough(text, claims=claims, less=(short, amount))
                 return
         if self.fits(claims := [_edited(c, _without_request(name)) for c in self.claims]):
@@ -386,7 +386,7 @@ def _at_most(name: str, amount: Quantity) -> Edit:
     def edit(request: JSON) -> JSON:
         requested = dict((request.get("capacity") or {}).get("requests") or {})
         if name not in requested or parse(str(requested[name])) > amount:
-            requested[name] = canonical(amount)
+            requested[name] = amount.text
         return {**request, "capacity": {"requests": requested}}
 
     return edit

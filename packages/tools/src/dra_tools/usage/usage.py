@@ -12,7 +12,7 @@ from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import natural
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.quantity import Quantity, text_beside
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 
 from .availability import NOTHING, PoolUsage, consumed
 from .nodes import NodeStates
@@ -342,3 +342,11 @@ def _card_share(totals: Mapping[str, Quantity], remaining: Mapping[str, Quantity
 def _meter(name: str, taken: Quantity, total: Quantity) -> Meter:
     share = float(taken) / float(total) if total else float(taken != NOTHING)
     return Meter(short_name(name), text_beside(taken, total), str(total), round(share, 4))
+
+
+def text_beside(quantity: Quantity, other: Quantity) -> str:
+    """Returns the text of an amount that people compare with another amount: in the other's format if that is shorter.
+
+    The scheduler writes 4G of 10G as ``3906250Ki``.
+    """
+    return min(quantity.text, Quantity(quantity.value, other.format).text, key=len)

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
-from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical, parse
+from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from ...generations import generation_of, newest_by_pool
 from ...scheduling.allocator.constraints import attribute
@@ -223,4 +223,4 @@ def _shareable_summary(pool: _Pool) -> JSON:
 
 def _amounts(name: str, whole: Quantity, consumed: Quantity) -> JSON:
     available = whole - consumed if consumed < whole else _ZERO
-    return {name: canonical(whole), "consumed": canonical(consumed), "available": canonical(available)}
+    return {name: whole.text, "consumed": consumed.text, "available": available.text}

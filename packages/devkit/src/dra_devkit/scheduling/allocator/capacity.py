@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.quantity import Format, Quantity, canonical, parse
+from dra_kubeletplugin.resourceapi.quantity import Format, Quantity, parse
 from dra_kubeletplugin.resourceapi.validation.capacity import has_fractions
 
 _MAX_STEPPED = 2**63 - 1  # a device never satisfies a request for more, if its range has fractional steps
@@ -85,4 +85,4 @@ def _stepped(wanted: Quantity, low: Quantity, step: Quantity) -> Quantity:
 
 
 def texts_of(amounts: Mapping[str, Quantity]) -> dict[str, str]:
-    return {name: canonical(q) for name, q in amounts.items()}
+    return {name: q.text for name, q in amounts.items()}

@@ -54,10 +54,25 @@ def as_integer(a: Any) -> int:
     return int(a)
 
 
+def _parse_tolerant(text: str) -> Version:
+    """Parses like ``version.parse``, after trimming and removing a leading v and leading zeros; missing parts are zero."""
+    parts = [_unpad(p) for p in text.strip().removeprefix("v").split(".", 2)]
+    if len(parts) < 3:
+        if any(c in parts[-1] for c in "+-"):
+            raise version.VersionError("Short version cannot contain PreRelease/Build meta data")
+        parts += ["0"] * (3 - len(parts))
+    return version.parse(".".join(parts))
+
+
+def _unpad(part: str) -> str:
+    stripped = part.lstrip("0") if len(part) > 1 else part
+    return stripped if stripped[:1].isdigit() else "0" * (len(part) > 1) + stripped
+
+
 @define("semver")
 def to_semver(a: Any, tolerant: Any = False) -> Version:
     try:
-        return (version.parse_tolerant if tolerant else version.parse)(need(a, str))
+        return (_parse_tolerant if tolerant else version.parse)(need(a, str))
     except version.VersionError as e:
         raise CelError(str(e)) from None
 

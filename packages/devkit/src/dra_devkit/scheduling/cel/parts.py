@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dra_kubeletplugin.resourceapi.quantity import Quantity, canonical
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 
 from .ast import CallExpr, Expr, Ident, Literal, Select, children
 from .lexer import Source, Token, tokenize
@@ -206,7 +206,7 @@ def _shown(value: Any) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False)
         case Quantity():
-            return canonical(value)
+            return value.text
         case Mapping():
             more = ["..."] if len(value) > _SHOWN else []
             return "{" + ", ".join([*list(value)[:_SHOWN], *more]) + "}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
+
+import pytest
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Device, Health, Pool, Taint
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.health_events import HealthEvents
+from dra_kubeletplugin.devices.device_events import DeviceEvents
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
@@ -57,9 +59,9 @@ async def inventory_of(*names: str) -> Inventory:
     return inventory
 
 
-def events_of(inventory: Inventory, clock: Callable[[], float] = time.monotonic) -> tuple[HealthEvents, Recorder]:
+def events_of(inventory: Inventory) -> tuple[DeviceEvents, Recorder]:
     recorder = Recorder()
-    return HealthEvents(recorder, inventory, "node", clock), recorder  # type: ignore[arg-type]
+    return DeviceEvents(recorder, inventory, "node"), recorder  # type: ignore[arg-type]
 
 
 async def test_a_fault_and_a_recovery_cause_one_event_each_with_the_driver_s_text() -> None:
@@ -75,46 +77,6 @@ async def test_a_fault_and_a_recovery_cause_one_event_each_with_the_driver_s_tex
     assert recorder.take() == [
         ("Normal", "DeviceHealthy", "a is healthy again; the fault was: the fan stands still"),
     ]
-
-
-async def test_a_device_with_frequent_text_changes_gets_a_constant_text_and_other_devices_keep_their_texts() -> None:
-    """Without the constant text, each change would create a new Event and delay the Events of other devices for hours."""
-    inventory = await inventory_of("a", "b")
-    events, recorder = events_of(inventory)
-    for at in range(0, 1200, 200):
-        await inventory.set_health({"a": Health(False, f"{90 + at // 100} degrees")}, float(at))
-        events.check()
-        await inventory.set_health({}, at + 100.0)
-        events.check()
-    await inventory.set_health({"b": Health(False, "fan")}, 1200.0)
-    events.check()
-    texts = [e.message for e in recorder.take()]
-    assert texts[4:8] == [
-        "a is unhealthy: 94 degrees",
-        "a is healthy again; the fault was: 94 degrees",
-        "a is unhealthy: the text changes often, and `dra top` shows the last one",
-        "a is healthy again; the text changes often, and `dra top` shows the last one",
-    ]
-    assert texts[6:12] == texts[6:8] * 3
-    assert texts[12:] == ["b is unhealthy: fan"]
-
-
-async def test_a_device_gets_its_own_texts_again_after_an_hour() -> None:
-    inventory = await inventory_of("a")
-    now = 0.0
-    events, recorder = events_of(inventory, lambda: now)
-
-    async def fail(at: float) -> str:
-        nonlocal now
-        now = at
-        await inventory.set_health({"a": Health(False, f"{at} degrees")}, at)
-        events.check()
-        await inventory.set_health({}, at + 1)
-        events.check()
-        return recorder.take()[0].message
-
-    own = [(await fail(at)).endswith(" degrees") for at in (0, 100, 200, 300, 3500, 3601, 3680, 3790)]
-    assert own == [True, True, True, False, False, True, False, True]
 
 
 async def test_devices_that_fail_together_cause_one_event_for_one_text_and_few_events_for_many_texts() -> None:
@@ -161,7 +123,7 @@ async def test_a_flapping_device_causes_one_counted_event_of_each_kind() -> None
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
         recorder = EventRecorder(client, "d.example.com", "node", Metrics())
-        events = HealthEvents(recorder, inventory, "node")
+        events = DeviceEvents(recorder, inventory, "node")
         tasks = [asyncio.create_task(recorder.run()), asyncio.create_task(events.run())]
         writes: list[str] = []
 
@@ -242,3 +204,16 @@ async def test_the_next_instance_also_explains_an_unhealthy_free_device() -> Non
         after = [s["metadata"]["resourceVersion"] for s in storage.list("resourceslices.resource.k8s.io")]
         assert after == versions, "the taint and the text stay, also before the first health report"
         (event,) = (e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy")
+
+
+async def test_one_log_line_names_all_parts_of_a_card(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dra_kubeletplugin.devices")
+    parts = [f"card-part-{i}" for i in range(12)]
+    inventory = await inventory_of(*reversed(parts), "other")
+    await inventory.set_health(dict.fromkeys(parts, Health(False, "too hot")) | {"other": Health(False)}, 0.0)
+    await inventory.set_health(dict.fromkeys(parts, Health(False, "too hot")), 1.0)
+    assert [(r.levelname, r.getMessage(), vars(r)["devices"]) for r in caplog.records] == [
+        ("WARNING", "devices are unhealthy: card-part-0, card-part-1, card-part-2 and 9 more: too hot", parts),
+        ("WARNING", "devices are unhealthy: other: no reason given", ["other"]),
+        ("INFO", "devices are healthy again: other", ["other"]),
+    ]
