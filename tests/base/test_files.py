@@ -32,7 +32,7 @@ from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.tls import TlsFiles
 from dra_kubeletplugin.metadata.reader import _content as read_metadata
 from tests.base.file_operations import INSTANCE, OPERATIONS, UID
-from tests.claims.test_engine_steps import PlainDriver
+from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, check_success, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims import alerts as module
 from dra_kubeletplugin.claims.alerts import Alerts
+from dra_kubeletplugin.claims.intervals import Intervals
 from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.waiting import wait_until
@@ -67,7 +67,8 @@ class Setup:
         self.repaired: list[str] = []
         self.fault: Exception | None = None
         self.reads = 0
-        self.alerts = Alerts(self.events, self.devices, "node-1", self.read, self.repaired)  # type: ignore[arg-type]
+        waits = Intervals(alerts=600.0, alerts_retry=0.001)
+        self.alerts = Alerts(self.events, self.devices, "node-1", self.read, self.repaired, waits)  # type: ignore[arg-type]
 
     async def read(self) -> list[Any]:
         self.reads += 1
@@ -104,16 +105,12 @@ async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ende
     assert setup.events.claims == [event, vanished, event]
 
 
-async def test_an_unreadable_record_is_reported_on_its_claim(setup: Setup) -> None:
+async def test_an_unreadable_record_is_reported_on_its_claim_and_each_repair_once_on_the_node(setup: Setup) -> None:
     setup.rows = [UnreadableRecord("u", "its file is damaged", {"namespace": "ns", "name": "c"})]
+    setup.repaired.append("first")
     await setup.alerts.check()
     text = "the record of this claim on the node cannot be read, so its devices stay held: its file is damaged"
     assert setup.events.claims == [("ns/c u", f"RecordUnreadable: {text}")]
-
-
-async def test_each_repair_of_the_records_is_one_event_on_the_node(setup: Setup) -> None:
-    setup.repaired.append("first")
-    await setup.alerts.check()
     setup.repaired.append("second")
     for _ in range(2):
         await setup.alerts.check()
@@ -121,8 +118,7 @@ async def test_each_repair_of_the_records_is_one_event_on_the_node(setup: Setup)
 
 
 @pytest.fixture
-async def running(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
-    monkeypatch.setattr(module, "_INTERVAL", 600.0)
+async def running(setup: Setup) -> AsyncIterator[Setup]:
     task = asyncio.create_task(setup.alerts.run())
     await wait_until(lambda: setup.devices.wait_count == 1)
     yield setup
@@ -131,28 +127,19 @@ async def running(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await asyncio.wait([task])
 
 
-async def test_a_health_report_without_faults_reads_no_records(running: Setup) -> None:
-    for number in (1, 2):
-        running.devices.reports.put_nowait(number)
-    await wait_until(lambda: running.devices.wait_count == 3)
-    assert running.reads == 1
-    running.devices.unhealthy = {"d-0": "hot"}
-    running.devices.reports.put_nowait(3)
-    await wait_until(lambda: running.devices.wait_count == 4)
-    assert running.reads == 2
-
-
-async def test_the_end_of_a_reported_fault_is_detected_at_once(running: Setup) -> None:
+async def test_a_health_report_is_checked_at_once_if_it_or_the_last_one_had_a_fault(running: Setup) -> None:
     running.rows = [record("u", "d-0")]
-    for number, unhealthy in enumerate(({"d-0": "hot"}, {}, {"d-0": "hot"}), 1):
+    reads = 1
+    for number, unhealthy in enumerate(({}, {}, {"d-0": "hot"}, {}, {"d-0": "hot"}), 1):
         running.devices.unhealthy = unhealthy
         running.devices.reports.put_nowait(number)
-        await wait_until(lambda number=number: running.reads == number + 1)  # type: ignore[misc]
+        reads += number > 2
+        await wait_until(lambda number=number: running.devices.wait_count == number + 1)  # type: ignore[misc]
+        assert running.reads == reads
     assert len(running.events.claims) == 2
 
 
-async def test_unreadable_records_are_read_again_soon(running: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RETRY", 0.001)
+async def test_unreadable_records_are_read_again_soon(running: Setup) -> None:
     running.fault = RecordsError("the disk is full")
     running.devices.unhealthy = {"d-0": "hot"}
     running.devices.reports.put_nowait(1)

@@ -4,41 +4,32 @@ no wrong record.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles, read_note
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.record import checked_line
 from dra_kubeletplugin.errors import DraError, RecordsError
+from tests.helpers.crash.claim_drivers import PlainDriver, RecordingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import DRIVER, make_record_with_file, remove_records
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
-
-
-class NameDriver(Driver):
-    """Each container gets its device's name."""
-
-    name = DRIVER
-
-    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
-
-    async def unprepare(self, claim: PreparedClaim) -> None:
-        pass
 
 
 def path_of(folder: Path, uid: str) -> Path:
@@ -97,10 +88,9 @@ async def test_a_repetition_writes_the_file_again_if_its_content_differs(
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, NameDriver(), api) as manager:
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
         first = await manager.prepare(ref)
         path = path_function(tmp_path, "a")
-        await wait_until(path.exists)
         content = path.read_bytes()
         for call in (lambda: manager.prepare(ref), manager.claims.reconciler.once):
             change(path)
@@ -116,58 +106,35 @@ async def test_a_repetition_writes_the_file_again_if_its_content_differs(
 # --- records from files -----------------------------------------------------------------------------
 
 
-async def test_a_copy_of_another_claim_s_file_is_removed_and_does_not_touch_that_claim(
-    tmp_path: Path,
-) -> None:
-    unprepared: list[str] = []
-
-    class RecordingDriver(NameDriver):
-        async def unprepare(self, claim: PreparedClaim) -> None:
-            unprepared.append(claim.uid)
-
-    api = FakeApiServer()
+async def test_a_copy_of_another_claim_s_file_is_removed_and_does_not_touch_that_claim(tmp_path: Path) -> None:
+    api, driver = FakeApiServer(), RecordingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, RecordingDriver(), api) as manager:
         await manager.prepare(ref)
         for path_function in (path_of, note_of):
-            await wait_until(path_function(tmp_path, "a").exists)
             path_function(tmp_path, "copy").write_bytes(path_function(tmp_path, "a").read_bytes())
             os.utime(path_function(tmp_path, "copy"), (1, 1))
     remove_records(manager.settings.records_path)
-    async with running_manager(tmp_path, RecordingDriver(), api) as restarted:
+    async with running_manager(tmp_path, driver, api) as restarted:
         assert await restarted.records() == {"a": "Prepared"}
         await restarted.claims.reconciler.once()
         for path_function in (path_of, note_of):
             assert not path_function(tmp_path, "copy").exists()
             assert path_function(tmp_path, "a").exists()
-        assert unprepared == []
+        assert driver.unprepared == []
 
 
-async def test_an_unprepare_that_cannot_read_a_note_rolls_nothing_back_and_reports_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unprepare_that_cannot_read_a_note_rolls_nothing_back_and_reports_an_error(tmp_path: Path) -> None:
     """Only the note contains the undo steps, and the process cannot open another file."""
-    unprepared: list[str] = []
-
-    class RecordingDriver(NameDriver):
-        async def unprepare(self, claim: PreparedClaim) -> None:
-            unprepared.append(claim.uid)
-
-    def fails(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    api = FakeApiServer()
+    api, driver = FakeApiServer(), RecordingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+    async with running_manager(tmp_path, driver, api) as manager:
         await manager.prepare(ref)
-        await wait_until(note_of(tmp_path, "a").exists)
         await manager.claims.store.do(lambda records: records.forget("a"))
-        with monkeypatch.context() as patch:
-            patch.setattr(ClaimSpecs, "note", fails)
-            response = await manager.unprepare(ref)
-        assert isinstance(response, RecordsError), response
+        with failing_calls(errno.EMFILE, "open", text=".record'"):
+            assert isinstance(await manager.unprepare(ref), RecordsError)
         assert await manager.unprepare(ref) == ()
-        assert unprepared == ["a"]
+        assert driver.unprepared == ["a"]
 
 
 def set_in_file(change: dict[str, Any]) -> Callable[[Path], None]:
@@ -216,14 +183,13 @@ async def test_a_malformed_file_affects_no_other_claim(
 ) -> None:
     api = FakeApiServer()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b"))]
-    async with running_manager(tmp_path, NameDriver(), api) as manager:
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
         for ref in refs:
             await manager.prepare(ref)
-            await wait_until(note_of(tmp_path, ref.uid).exists)
     change(path_function(tmp_path, "a"))
     if repair:
         remove_records(manager.settings.records_path)
-    async with running_manager(tmp_path, NameDriver(), api) as restarted:
+    async with running_manager(tmp_path, RecordingDriver(), api) as restarted:
         assert (await restarted.records())["b"] == "Prepared"
         await restarted.claims.reconciler.once()
         assert not isinstance(await restarted.prepare(refs[1]), DraError)
@@ -234,10 +200,9 @@ async def test_a_malformed_file_affects_no_other_claim(
 async def test_malformed_file_names_in_the_folder_stop_nothing(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, NameDriver(), api) as manager:
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
         await manager.prepare(ref)
         prefix = path_of(tmp_path, "").name.removesuffix(".json")
-        await wait_until(note_of(tmp_path, "a").exists)
         head, _, body = note_of(tmp_path, "a").read_bytes().partition(b"\n")
         head = head.rpartition(b',"crc"')[0]
         for name in (b"\xff\xfe", b"", b"a\nb", b"\xed\xa0\x80", b"x" * 150):
@@ -251,7 +216,7 @@ async def test_malformed_file_names_in_the_folder_stop_nothing(tmp_path: Path) -
         (tmp_path / "cdi" / f".{prefix}z.tmp-9-00000000").mkdir()
         await manager.claims.reconciler.once()
     remove_records(manager.settings.records_path)
-    async with running_manager(tmp_path, NameDriver(), api) as restarted:
+    async with running_manager(tmp_path, RecordingDriver(), api) as restarted:
         assert (await restarted.records())["a"] == "Prepared"
         assert await restarted.claims.faults() == []
         report = await restarted.claims.reconciler.once()
@@ -268,40 +233,26 @@ def files(tmp_path: Path) -> ClaimFiles:
     return ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
 
 
-def failing(error: Exception) -> Callable[..., None]:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    return fail
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "No space", "/x"), "/x cannot be written (No space): free space on its file system"),
-        (OSError(errno.EPERM, "Not permitted", "/x"), "/x cannot be written (Not permitted): see the permissions and"),
-        (OSError(errno.EIO, "I/O error", "/x"), "/x cannot be written (I/O error): see the disk and the mount"),
-        (OSError("odd"), "a file of the claim cannot be written (OSError: odd): see the disk"),
+        (errno.ENOSPC, "{path} cannot be written (No space left on device): free space on its file system"),
+        (errno.EPERM, "{path} cannot be written (Operation not permitted): see the permissions and"),
+        (errno.EIO, "{path} cannot be written (Input/output error): see the disk and the mount"),
     ],
 )
 def test_each_file_error_has_its_advice_and_is_a_fault_until_a_probe_and_a_note_is_written_later(
-    tmp_path: Path,
-    files: ClaimFiles,
-    error: OSError,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, files: ClaimFiles, error: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = make_record_with_file(tmp_path, "u", "d-0")
-    with monkeypatch.context() as patch:
-        for name in ("write", "probe", "write_note"):
-            patch.setattr(files.specs, name, failing(error))
+    files.specs.remove_note("u")
+    with failing_calls(error, "open", text=f"{tmp_path}/cdi"):
         with pytest.raises(RecordsError) as caught:
             files.put(record)
-        assert message in str(caught.value)
+        assert message.format(path=files.specs.path("u")) in str(caught.value)
         assert files.fault == str(caught.value)
         files.probe()
-        assert files.fault == str(caught.value)
+        assert "cannot be written" in files.fault
         files.note(record)
         assert "cannot write the claim's note" in caplog.text
     files.probe()
@@ -327,3 +278,85 @@ def test_a_note_has_the_whole_record_and_a_note_of_another_claim_is_ignored(
     assert "it is damaged, or belongs to another claim" in caplog.text
     cut(files.specs.note_path("u"))
     assert read_note(files.specs, "u") is None
+
+
+# --- two instances ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def while_file_changes(
+    call: str, text: str, work: Callable[[], Coroutine[Any, Any, object]]
+) -> Iterator[list[asyncio.Task[object]]]:
+    """Before the first such file operation, lets another instance run ``work`` for at most 0.4 s."""
+    loop, tasks = asyncio.get_running_loop(), list[Any]()
+
+    def run_work() -> None:
+        tasks.append(asyncio.run_coroutine_threadsafe(work(), loop))
+        with contextlib.suppress(TimeoutError):
+            tasks[0].result(0.4)
+
+    with failing_calls(0, call, text=text, when=lambda number: number == 1, do=run_work):
+        yield tasks
+
+
+async def test_a_note_never_outlives_its_record_if_another_instance_unprepares_the_claim(tmp_path: Path) -> None:
+    api, later = FakeApiServer(), PlainDriver()
+    ref, other_ref = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+    async with (
+        running_manager(tmp_path, PlainDriver(), api) as old_manager,
+        running_manager(tmp_path, PlainDriver(), api) as new_manager,
+    ):
+        with while_file_changes("open", ".record'", lambda: new_manager.claims.unprepare([ref])) as tasks:
+            await old_manager.prepare(ref)
+        await asyncio.wrap_future(tasks[0])
+        assert not old_manager.claims.files.specs.note_path("a").exists()
+    async with running_manager(tmp_path, later, api) as restarted:
+        assert await restarted.records() == {}
+        assert not isinstance(await restarted.prepare(other_ref), Exception)
+        assert later.prepared == ["b"]
+
+
+@pytest.mark.parametrize("caller", ["prepare", "reconcile"])
+@pytest.mark.parametrize(("call", "text"), [("open", "claim_a.json'"), ("rename", "claim_a.json'")])
+async def test_files_that_are_repaired_while_another_instance_unprepares_the_claim_are_removed(
+    tmp_path: Path, caller: str, call: str, text: str
+) -> None:
+    api = FakeApiServer()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with (
+        running_manager(tmp_path, PlainDriver(), api) as old_manager,
+        running_manager(tmp_path, PlainDriver(), api) as new_manager,
+    ):
+        await old_manager.prepare(ref)
+        old_manager.claims.files.specs.path("a").unlink()
+        with while_file_changes(call, text, lambda: new_manager.claims.unprepare([ref])) as tasks:
+            if caller == "prepare":
+                await old_manager.prepare(ref)
+            else:
+                await old_manager.claims.reconciler.once(ask_server=False)
+        await asyncio.wrap_future(tasks[0])
+        await wait_until(lambda: not old_manager.claims.tasks.uids)
+        assert await new_manager.records() == {}
+        assert list(old_manager.settings.cdi_root.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_orphan", [False, True])
+async def test_files_of_a_claim_without_a_record_are_kept_while_another_instance_prepares_the_claim(
+    tmp_path: Path, is_orphan: bool
+) -> None:
+    api = FakeApiServer()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with (
+        running_manager(tmp_path, PlainDriver(), api) as old_manager,
+        running_manager(tmp_path, PlainDriver(), api) as new_manager,
+    ):
+        if is_orphan:
+            make_record_with_file(tmp_path, "a", "d-0")
+        with while_file_changes("unlink", "claim_a.json'", lambda: new_manager.claims.prepare([ref])) as tasks:
+            if is_orphan:
+                await old_manager.claims.reconciler.once(ask_server=False)
+            else:
+                assert await old_manager.unprepare(ref) == ()
+        await asyncio.wrap_future(tasks[0])
+        assert await new_manager.records() == {"a": "Prepared"}
+        assert new_manager.claims.files.specs.exists("a")

@@ -10,44 +10,16 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimIdentity, Record, State
+from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.errors import ClaimError, DraError
 from dra_kubeletplugin.metadata.paths import in_container
+from tests.helpers.crash.claim_drivers import LONGEST_LABEL, LONGEST_NAME, MetadataDriver, allocate_long, files_of
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 
-UID = "0b6a0c1e-0000-4000-8000-000000000001"
-LONGEST_LABEL = "n" * 63
-LONGEST_NAME = ".".join(["c" * 63, "l" * 63, "a" * 63, "i" * 61])
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
-
-
-class WithMetadata(Driver):
-    name = DRIVER
-    metadata = True
-
-    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(env={"X": d.name}), metadata={"made": True}) for d in claim.devices]
-
-    async def unprepare(self, claim: PreparedClaim) -> None: ...
-
-
-def allocate(
-    api: FakeApiServer, name: str = "c", uid: str = UID, request: str = "r", **annotations: str
-) -> ClaimIdentity:
-    """Creates a claim in the namespace with the longest name, with the device d-0."""
-    api.allocate(name, uid, "d-0", DRIVER, request=request)
-    api.claims[name]["metadata"] |= {"namespace": LONGEST_LABEL, "annotations": annotations}
-    return ClaimIdentity(LONGEST_LABEL, name, uid)
-
-
-def files_of(manager: RunningManager) -> list[Path]:
-    """Returns all files and folders below the folders for claim files."""
-    tops = (manager.settings.cdi_root, manager.settings.plugin_dir / "dra-device-metadata")
-    return sorted(p for top in tops if top.exists() for p in top.rglob("*"))
 
 
 def container_path(manager: RunningManager) -> str:
@@ -62,8 +34,8 @@ def container_path(manager: RunningManager) -> str:
 )
 async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, text: str) -> None:
     api = FakeApiServer()
-    ref = allocate(api, **{POD_CLAIM: text})
-    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+    ref = allocate_long(api, **{POD_CLAIM: text})
+    async with running_manager(tmp_path, MetadataDriver(), api) as manager:
         assert not isinstance(await manager.prepare(ref), DraError)
         assert container_path(manager).endswith(f"/dra-device-attributes/resourceclaims/c/r/{DRIVER}-metadata.json")
         assert await manager.unprepare(ref) == ()
@@ -72,8 +44,8 @@ async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, 
 
 async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_states(tmp_path: Path) -> None:
     api = FakeApiServer()
-    ref = allocate(api, **{POD_CLAIM: "p" * 63})
-    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+    ref = allocate_long(api, **{POD_CLAIM: "p" * 63})
+    async with running_manager(tmp_path, MetadataDriver(), api) as manager:
         await manager.prepare(ref)
         expected = (
             f"/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/{'p' * 63}/r/{DRIVER}-metadata.json"
@@ -84,8 +56,8 @@ async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_s
 @pytest.mark.parametrize("request_name", ["../../x", "..", "", "a.b", "R", "x" * 64, "/sub", "a\0"])
 async def test_an_invalid_request_name_is_refused_and_leaves_no_file(tmp_path: Path, request_name: str) -> None:
     api = FakeApiServer()
-    ref = allocate(api, request=request_name)
-    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+    ref = allocate_long(api, request=request_name)
+    async with running_manager(tmp_path, MetadataDriver(), api) as manager:
         response = await manager.prepare(ref)
         assert isinstance(response, ClaimError)
         assert "request" in str(response)
@@ -101,8 +73,8 @@ async def test_a_uid_that_is_no_valid_file_name_is_refused_and_its_unprepare_tou
     tmp_path: Path, uid: str
 ) -> None:
     api = FakeApiServer()
-    ref = allocate(api, uid=uid)
-    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+    ref = allocate_long(api, uid=uid)
+    async with running_manager(tmp_path, MetadataDriver(), api) as manager:
         other_file = tmp_path / "x.json"
         other_file.touch()
         response = await manager.prepare(ref)

@@ -15,10 +15,9 @@ import pytest
 
 from dra_kubeletplugin import Condition, DeviceStatus, NetworkData
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import device_status as module
 from dra_kubeletplugin.claims.claim_fields import ClaimFields, ClaimIdentity
 from dra_kubeletplugin.claims.device_status import DeviceStatusReporter, merged
-from dra_kubeletplugin.driver import status
+from dra_kubeletplugin.claims.intervals import Intervals
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import (
@@ -82,8 +81,9 @@ class Client:
         return HttpResponse(200, {}, response if isinstance(response, bytes) else json.dumps(response).encode())
 
 
-def make_reporter(client: Client, manager: str = "m") -> DeviceStatusReporter:
-    return DeviceStatusReporter(client, NAME, manager, Metrics())  # type: ignore[arg-type]
+def make_reporter(client: Client, manager: str = "m", retry_for: float = 600.0) -> DeviceStatusReporter:
+    waits = Intervals(report_retries=(0.0, 0.0), report_retry_for=retry_for)
+    return DeviceStatusReporter(client, NAME, manager, Metrics(), waits)  # type: ignore[arg-type]
 
 
 # --- one write ---------------------------------------------------------------------------------------------
@@ -247,12 +247,6 @@ def test_a_condition_keeps_its_time_and_network_data_of_the_manager_is_kept() ->
 # --- pending reports ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the pauses between retries."""
-    monkeypatch.setattr(module, "_MAX_PAUSE", 0.0)
-
-
 @contextlib.asynccontextmanager
 async def running_reporter(reporter: DeviceStatusReporter) -> AsyncIterator[DeviceStatusReporter]:
     task = asyncio.create_task(reporter.run())
@@ -282,10 +276,8 @@ async def test_reports_are_written_also_from_threads_and_from_before_the_start()
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
         assert await asyncio.to_thread(lambda: reporter.of(CLAIM)(KEY, STATUS).wait()) is True
     assert counts(reporter) == {"written": 3, "dropped": 0, "failed": 0}
-    assert reporter._pending == {}
 
 
-@pytest.mark.usefixtures("retry_at_once")
 async def test_a_failed_write_is_retried_logged_once_and_reported_until_a_write_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -300,7 +292,6 @@ async def test_a_failed_write_is_retried_logged_once_and_reported_until_a_write_
     assert "set the feature deviceStatus in values.yaml" in forbidden_line
 
 
-@pytest.mark.usefixtures("retry_at_once")
 @pytest.mark.parametrize("error", [BadRequestError("no"), InvalidError("no")])
 async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiError) -> None:
     client = Client()
@@ -311,30 +302,20 @@ async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiErr
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
 
 
-@pytest.mark.usefixtures("retry_at_once")
 @pytest.mark.parametrize(("retry_for", "failures"), [(600.0, 1), (0.3, 100_000)])
 async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_for_a_bounded_time(
-    retry_for: float, failures: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    retry_for: float, failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_RETRY_FOR", retry_for)
     client = Client()
     client.reads = [KeyError("odd")] * failures
-    async with running_reporter(make_reporter(client)) as reporter:
+    async with running_reporter(make_reporter(client, retry_for=retry_for)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is (failures == 1)
-        assert reporter._pending == {}
+        client.reads.clear()
+        assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
     assert any(r.exc_info for r in caplog.records)
-    assert (counts(reporter)["written"], counts(reporter)["failed"] > 1) == (int(failures == 1), failures > 1)
+    assert (counts(reporter)["written"], counts(reporter)["failed"] > 1) == (1 + (failures == 1), failures > 1)
 
 
-async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_WAIT", 0.01)
-    reporter = make_reporter(Client())
-    result = reporter.queue(CLAIM, {KEY: STATUS})
-    assert await result is False
-    assert await asyncio.to_thread(result.wait) is False
-
-
-@pytest.mark.usefixtures("retry_at_once")
 @pytest.mark.parametrize(
     ("failures", "is_first_written", "expected"),
     [

@@ -37,7 +37,6 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, PluginContext, State
-from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.store.files import LOCK, synced_path
 from dra_kubeletplugin.claims.store.records import NODE_FILE, file_name
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -45,7 +44,7 @@ from dra_kubeletplugin.driver import attach
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
 from tests.helpers.crash.claim_manager import FakeApiServer
-from tests.helpers.crash.record_stores import kill, remove_records
+from tests.helpers.crash.record_stores import KillableLock, kill, remove_records
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -214,7 +213,7 @@ class Instance:
         machine.run(
             inventory.update([Pool("node", list(map(published, self.devices)), [CounterSet("s", {"links": LINKS})])])
         )
-        self.process = InstanceLock(options.plugin_dir / "processes")
+        self.process = KillableLock(options.plugin_dir / "processes")
         self.process.acquire()
         self.process.reap_dead()
         self.boot_id = f"boot-{machine.boot}"
@@ -232,7 +231,6 @@ class Instance:
             await asyncio.Event().wait()
 
         self.claims.store.do = wait_forever  # type: ignore[method-assign]
-        self.claims.store.run = wait_forever  # type: ignore[method-assign]
         current = asyncio.current_task()
         tasks = [t for t in asyncio.all_tasks() if t is not current]
         for task in tasks:

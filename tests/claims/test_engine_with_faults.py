@@ -16,11 +16,11 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin import PreparedClaim
 from dra_kubeletplugin.claims import ClaimIdentity
-from dra_kubeletplugin.claims.transitions import RollBack
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from tests.helpers.crash.claim_drivers import RecordingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.harness import DRIVER as CRASH
 from tests.helpers.crash.harness import node_harness
@@ -29,25 +29,20 @@ from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
 
 
-class FaultyDriver(Driver):
+class FaultyDriver(RecordingDriver):
     """``stuck`` contains the UIDs whose unprepare waits until ``go`` is set."""
 
-    name = DRIVER
-
     def __init__(self) -> None:
+        super().__init__()
         self.stuck: set[str] = set()
         self.unprepare_hangs = asyncio.Event()  # the unprepare of a stuck claim has begun
         self.go = asyncio.Event()
-        self.unprepared: list[str] = []
-
-    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
     async def unprepare(self, claim: PreparedClaim) -> None:
         if claim.uid in self.stuck:
             self.unprepare_hangs.set()
             await self.go.wait()
-        self.unprepared.append(claim.uid)
+        await super().unprepare(claim)
 
 
 # --- an API server without responses ----------------------------------------------------------------
@@ -197,28 +192,6 @@ async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared
         await wait_until(lambda: is_unprepared(manager, "a"))
         assert driver.unprepared == ["a"]
         assert manager.claims.files.specs.uids() == []
-
-
-async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api, driver = FakeApiServer(), FaultyDriver()
-    refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("bad", "good"))]
-    async with running_manager(tmp_path, driver, api) as manager:
-        await manager.claims.prepare(refs)
-        api.claims.clear()
-        undo = manager.claims.engine.rollback.undo
-
-        async def fails(rollback: RollBack) -> None:
-            if rollback.record.uid == "bad":
-                raise AttributeError("a fault of ours")
-            await undo(rollback)
-
-        monkeypatch.setattr(manager.claims.engine.rollback, "undo", fails)
-        await manager.claims.reconciler.once()
-        report = await manager.claims.reconciler.once()
-        assert "good" in driver.unprepared
-        assert report.failed == ["bad"]
 
 
 # --- two instances ----------------------------------------------------------------------------------

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.base import flock as locks
-from dra_kubeletplugin.claims import instance_lock as module
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
+from tests.helpers.crash.file_faults import failing_calls
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = OwnedSocket("/x.sock", 1, 2)
 
 
-def fake_clock(seconds: Iterator[float]) -> SimpleNamespace:
-    """Returns a clock whose readings are ``seconds``, one after the other. The host has no other clock."""
-
-    def clock_gettime(clock: int) -> float:
-        assert clock == time.CLOCK_BOOTTIME
-        return next(seconds)
-
-    return SimpleNamespace(CLOCK_BOOTTIME=time.CLOCK_BOOTTIME, clock_gettime=clock_gettime, sleep=lambda s: None)
-
-
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "time", fake_clock(float(s) for s in itertools.count(100)))
+def folder(tmp_path: Path) -> Path:
     return tmp_path / "a" / "processes"
 
 
@@ -76,49 +62,22 @@ def test_a_process_is_alive_from_the_acquisition_of_its_lock_to_the_release(fold
         assert list(folder.iterdir()) == []
 
 
-def test_a_lock_whose_file_was_removed_can_be_released(folder: Path) -> None:
-    with running_lock(folder) as lock:
-        (folder / f"{lock.id}.lock").unlink()
-    assert not lock.alive(lock.id)
-
-
-def test_an_unknown_id_is_not_alive(folder: Path) -> None:
+def test_other_instances_are_reported_with_their_start_since_boot_and_exactly_one_is_the_newest(folder: Path) -> None:
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    with running_lock(folder) as first, running_lock(folder) as second:
+        assert began <= first.since < second.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert [(o.id, o.since) for o in second.others()] == [(first.id, first.since)]
+        first.write_sockets([SOCKET])
+        assert [(o.id, o.since) for o in second.others()] == [(first.id, first.since)]
+        assert [(o.id, o.since) for o in first.others()] == [(second.id, second.since)]
+        assert (is_newest(first), is_newest(second)) == (False, True)
+        for id, is_first in (("0-x", True), ("x-x", False)):  # with the same start, the id decides
+            with locked_file(folder / f"{id}.lock", b"%r\n[]\n" % second.since):
+                assert is_newest(second) is is_first
+            (folder / f"{id}.lock").unlink()
+    assert InstanceLock(folder).others() == []
     assert not InstanceLock(folder).alive("")
     assert not InstanceLock(folder).alive("1-none")
-
-
-def test_other_instances_are_reported_with_their_start(folder: Path) -> None:
-    with running_lock(folder) as first, running_lock(folder) as second:
-        assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
-        first.write_sockets([SOCKET])
-        assert [(o.id, o.since) for o in second.others()] == [(first.id, 100.0)]
-        assert [(o.id, o.since) for o in first.others()] == [(second.id, 101.0)]
-        assert (is_newest(first), is_newest(second)) == (False, True)
-    assert InstanceLock(folder).others() == []
-
-
-def test_exactly_one_of_two_instances_with_equal_start_times_is_the_newest(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "time", fake_clock(itertools.repeat(5.0)))
-    with running_lock(folder) as first, running_lock(folder) as second:
-        newest = max(first, second, key=lambda p: p.id)
-        assert [is_newest(p) for p in (first, second)] == [p is newest for p in (first, second)]
-
-
-@pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_a_change_of_the_clock_between_two_starts_does_not_make_the_older_instance_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
-) -> None:
-    now = time.time()
-    with running_lock(tmp_path) as first:
-        monkeypatch.setattr(time, "time", lambda: now + step)
-        real_boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
-        with running_lock(tmp_path) as second:
-            (other_instance,) = first.others()
-            assert real_boottime <= other_instance.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
-            assert [is_newest(p) for p in (first, second)] == [False, True]
-        assert is_newest(first)
 
 
 def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(folder: Path) -> None:
@@ -137,21 +96,6 @@ def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(fold
         )
         assert lock.reap_dead() == []
     assert InstanceLock(folder / "nowhere").reap_dead() == []
-
-
-def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_moment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that checks the instance holds its lock for a moment."""
-    folder.mkdir(parents=True)
-    path = folder / "1-dead.lock"
-    path.write_bytes(b'1.0\n[{"path": "/x"}]\n')
-    with path.open("rb") as checked_file:
-        fcntl.flock(checked_file, fcntl.LOCK_SH)
-        unlock = lambda _: fcntl.flock(checked_file, fcntl.LOCK_UN)  # noqa: E731
-        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=unlock, monotonic=lambda: 0.0))
-        assert InstanceLock(folder).reap_dead() == [OwnedSocket("/x")]
-    assert not path.exists()
 
 
 NO_FILE_LEFT = """
@@ -201,33 +145,23 @@ def test_a_running_instance_is_alive_whatever_its_file_contains(folder: Path, da
 
 @pytest.mark.parametrize("is_locked", [True, False], ids=["checked", "removed"])
 def test_a_file_that_a_cleanup_checks_or_removes_before_it_is_locked_is_acquired_again(
-    folder: Path, is_locked: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, is_locked: bool
 ) -> None:
-    calls = 0
+    def clean() -> None:
+        assert is_locked or (InstanceLock(folder).reap_dead(), list(folder.iterdir())) == ([], [])
 
-    def flock(fd: int, operation: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            if is_locked:
-                raise BlockingIOError
-            assert InstanceLock(folder).reap_dead() == []
-            assert list(folder.iterdir()) == []
-        fcntl.flock(fd, operation)
-
-    names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB", "LOCK_UN")}
-    monkeypatch.setattr(locks, "fcntl", SimpleNamespace(flock=flock, **names))
-    with running_lock(folder) as lock:
-        assert InstanceLock(folder).alive(lock.id)
-        assert [o.since for o in InstanceLock(folder).others()] == [100.0], "the new file has its content"
+    with failing_calls(errno.EAGAIN * is_locked, "flock", when=lambda number: number == 1, do=clean):
+        lock = InstanceLock(folder)
+        lock.acquire()
+    assert InstanceLock(folder).alive(lock.id)
+    assert [o.since for o in InstanceLock(folder).others()] == [lock.since], "the new file has its content"
+    (folder / f"{lock.id}.lock").unlink()
+    lock.release()
+    assert not lock.alive(lock.id), "a lock whose file was removed can be released"
 
 
-def test_a_lock_that_cannot_be_acquired_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(fd: int, operation: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(locks, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
+def test_a_lock_that_cannot_be_acquired_is_reported(folder: Path) -> None:
     lock = InstanceLock(folder)
-    with pytest.raises(OSError, match="Input/output"):
+    with failing_calls(errno.EIO, "flock"), pytest.raises(OSError, match="Input/output"):
         lock.acquire()
     assert not lock.alive(lock.id)

@@ -24,6 +24,7 @@ from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
+from tests.helpers.crash.record_stores import KillableLock
 from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.waiting import wait_until
 
@@ -208,35 +209,12 @@ async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_i
     lock.release()
 
 
-def test_a_reader_gets_a_complete_file_however_often_it_is_written(tmp_path: Path) -> None:
-    lock, other = InstanceLock(tmp_path), InstanceLock(tmp_path)
-    lock.acquire()
-    stop = threading.Event()
-
-    def rewrite(size: int) -> None:
-        while not stop.is_set():
-            lock.write_sockets([OwnedSocket("/" + "x" * size)] * (size // 10))
-
-    threads = [threading.Thread(target=rewrite, args=(size,)) for size in (10, 90)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(500):
-            (other_instance,) = other.others()
-            assert other_instance.since == lock.since > 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        lock.release()
-
-
 async def test_sockets_of_killed_instances_are_removed_and_those_of_running_instances_stay() -> None:
     async with node_with(BlockingDriver) as node:
         instance_id = node.plugin.process.id
         await node.stop()
         folder, registry = node.settings.plugin_dir, node.settings.registry_dir
-        dead_lock = InstanceLock(folder / "processes")
+        dead_lock = KillableLock(folder / "processes")
         dead_lock.acquire()
         running_lock = InstanceLock(folder / "processes")
         running_lock.acquire()
@@ -257,7 +235,7 @@ async def test_sockets_of_killed_instances_are_removed_and_those_of_running_inst
                 OwnedSocket(str(folder / "theirs.sock"), 1, 1),
             ]
         )
-        dead_lock._lock.close()  # as the kernel does for a killed process
+        dead_lock.kill()
         await node.start()
         assert [p.name for p in removed_paths if p.exists()] == []
         assert [p.name for p in kept_paths if not p.exists()] == []

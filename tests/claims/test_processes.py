@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -16,14 +17,11 @@ import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, PreparedDevice
-from dra_kubeletplugin.base.processes.identity import is_alive
-from dra_kubeletplugin.base.processes.local import Launched, LocalRunner, ProcessCommand
 from dra_kubeletplugin.base.processes.supervisor import Supervisor
-from dra_kubeletplugin.claims.processes import ClaimProcesses
-from dra_kubeletplugin.driver.process import ProcessSpec
-from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.claim_with_process import NAME, Daemons, running
+from tests.helpers.crash.file_faults import failing_calls
+from tests.helpers.crash.record_stores import RECORDS
 from tests.helpers.waiting import wait_until
 
 UID = f"uid-{os.getpid()}"  # other workers run tests with processes, too
@@ -57,8 +55,8 @@ async def step_of(manager: RunningManager) -> dict[str, Any]:
 
 async def check(manager: RunningManager) -> dict[str, str]:
     """Checks all processes of claims. Returns the faults."""
-    assert manager.claims._processes
-    await manager.claims._processes.check()
+    assert manager.claims.processes
+    await manager.claims.processes.check()
     return dict(manager.claims.process_faults())
 
 
@@ -122,51 +120,22 @@ async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_t
 
 
 @pytest.mark.usefixtures("no_leak")
-async def test_a_process_that_was_not_recorded_does_not_stay(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[Launched] = []
-    may_return = threading.Event()
-    real = LocalRunner.launch
-
-    def launch(self: LocalRunner, command: ProcessCommand) -> Launched:
-        found = real(self, command)
-        launched.append(found)
-        assert may_return.wait(30)
-        return found
-
-    async def record(step: dict[str, Any]) -> None:
-        raise RecordsError("the disk is full")
-
-    monkeypatch.setattr(LocalRunner, "launch", launch)
-    options: dict[str, Any] = {"env": {}, "cwd": "/", "ready": None, "stop": [], "devices": []}
-    spec = ProcessSpec(name="x", argv=[sys.executable], ready_timeout=9, stop_timeout=9, **options)
+async def test_a_process_that_was_not_recorded_does_not_stay(node: Node) -> None:
     async with node.plugin() as manager:
-        processes = ClaimProcesses(manager.driver, manager.calls, manager.settings, manager.process)
-        cancelled = asyncio.create_task(processes.start(UID, spec, record))
-        await wait_until(lambda: bool(launched), "the launch")
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        may_return.set()
-        with pytest.raises(RecordsError):
-            await processes.start(UID, spec, record)
-        assert len(launched) == 2
-        await wait_until(lambda: not any(is_alive(found.identity) for found in launched), "the end of both processes")
-
-
-async def test_a_claim_that_is_unprepared_during_a_check_has_no_fault(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        with failing_calls(errno.ENOSPC, "open", text=f"{RECORDS}/.", when=lambda number: number > 1):
+            assert "the disk is full" in await error_of(manager.prepare(node.ref))
+        await wait_until(lambda: not running(UID), "the end of the process")
+    driver = Daemons(node.folder)
+    driver.options = {"ready_timeout": 60}
+    driver.program = "import time; time.sleep(600)"
+    async with node.plugin(driver) as manager:
+        preparing = asyncio.create_task(manager.prepare(node.ref))
+        await wait_until(lambda: bool(running(UID)), "the launch")
+        await manager.claims.stop(0)
+        await preparing
     async with node.plugin() as manager:
-        await check_success(manager.prepare(node.ref))
-        watcher, rows = manager.claims._processes, await manager.claims.store.everything()
-        await check_success(manager.unprepare(node.ref))
-        results: list[Any] = [[], rows]
-
-        async def read() -> Any:
-            return results.pop()
-
-        monkeypatch.setattr(watcher, "_rows", read)
-        assert not await check(manager)
+        await manager.claims.reconciler.once(ask_server=False)
+        await wait_until(lambda: not running(UID), "the end of the process")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +214,34 @@ async def test_an_async_driver_awaits_its_process_and_a_missing_await_fails_the_
         await check_success(manager.prepare(node.ref))
         await check_success(manager.unprepare(node.ref))
         assert running(UID) == []
+
+
+class Text(str):
+    """The record of a claim cannot have its objects, and ``str()`` returns something else."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "other"
+
+
+async def test_each_text_of_a_process_may_be_of_a_subclass_of_str(node: Node) -> None:
+    class TextDriver(Daemons):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            program = f"import os, time; open({str(node.folder / 'out')!r}, 'w').write(os.environ['A'] + os.getcwd()); time.sleep(600)"
+            claim.start_process(
+                Text("daemon"),
+                [Text(sys.executable), Text("-c"), Text(program), Text(UID)],
+                env={Text("A"): Text("1")},
+                cwd=Text("/"),
+                ready=lambda: (node.folder / "out").exists() and (node.folder / "out").read_text() == "1/",
+                stop=[Text("/bin/true")],
+            )
+            return [d.prepared() for d in claim.devices]
+
+    async with node.plugin(TextDriver(node.folder)) as manager:
+        await check_success(manager.prepare(node.ref))
+        await check_success(manager.unprepare(node.ref))
 
 
 async def change(manager: RunningManager, process: dict[str, str], token: str | None = None) -> None:

@@ -43,9 +43,8 @@ async def check_next_process(folder: Path) -> None:
         else:
             await wait_until(lambda: not running(UID), "the processes to end")
             assert await second_manager.records() == {}
-        watcher = second_manager.claims._processes
-        assert watcher
-        await watcher.check()
+        assert second_manager.claims.processes
+        await second_manager.claims.processes.check()
         logs = second_manager.settings.plugin_dir / "process-logs"
         assert len(list(logs.glob("*"))) == len(await second_manager.records()), "no log is left"
         assert not isinstance(await second_manager.prepare(ref), Exception)

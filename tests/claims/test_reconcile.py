@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,42 +14,22 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.testing import node_with
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import Record, State, reconcile, running_pods
+from dra_kubeletplugin import PreparedClaim
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.inflight import Work
 from dra_kubeletplugin.claims.reconcile import ReconcileReport
-from dra_kubeletplugin.errors import ApiUnavailableError, DraError, DriverError, RecordsError, UndoFailedError
+from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube.errors import NotFoundError, api_error
 from dra_kubeletplugin.kube.resource import CLAIMS
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.claim_drivers import RecordingDriver
+from tests.helpers.crash.claim_manager import Clock, FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref
 from tests.helpers.waiting import wait_until
 
 GRACE = 100.0
-
-
-class RecordingDriver(Driver):
-    name = DRIVER
-
-    def __init__(self) -> None:
-        self.unprepared: list[str] = []
-
-    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
-
-    async def unprepare(self, claim: PreparedClaim) -> None:
-        self.unprepared.append(claim.uid)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The clock of grace periods; the test sets ``now``."""
-    fake_time = SimpleNamespace(now=0.0)
-    fake_time.monotonic = lambda: fake_time.now
-    monkeypatch.setattr(running_pods, "time", fake_time)
-    return fake_time
 
 
 async def prepare(manager: RunningManager, api: FakeApiServer, names: str = "a") -> None:
@@ -98,55 +78,59 @@ async def test_a_file_without_a_record_is_removed_only_while_no_recovery_is_due(
 
 
 async def test_the_loop_logs_a_failed_pass_with_the_folder_that_cannot_be_read_and_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_manager(tmp_path, RecordingDriver()) as manager:
-        passes: list[int] = []
-
-        def fails_once(_: Any) -> None:
-            passes.append(1)
-            if len(passes) == 1:
-                raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(manager.claims.files.specs, "clean", fails_once)
-        task = asyncio.create_task(manager.claims.reconciler.run(0.001))
-        await wait_until(lambda: len(passes) > 2)
-        assert not task.done()
-        task.cancel()
-        await asyncio.wait([task])
+    async with running_manager(tmp_path, RecordingDriver(), reconcile_interval=0.001) as manager:
+        cdi = manager.settings.cdi_root
+        cdi.mkdir()
+        with failing_calls(errno.EIO, "listdir", "scandir", text=f"'{cdi}'", when=lambda number: number == 1) as calls:
+            async with manager.background("reconciler"):
+                await wait_until(lambda: len(calls) > 2)
         lines = [r.getMessage() for r in caplog.records if "reconcile failed" in r.msg]
-        error = RecordsError(f"{manager.settings.cdi_root} cannot be read (Input/output error): see its mount")
+        error = RecordsError(f"{cdi} cannot be read (Input/output error): see its mount")
         assert lines == [f"reconcile failed; the next pass is in 0.001 s: {error}"]
 
 
 async def test_each_claim_of_a_pass_is_listed_under_its_result_and_a_claim_in_work_under_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = FakeApiServer()
-    async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=1) as manager:
-        await prepare(manager, api, "abcde")
-        repair = manager.claims.reconciler.rollback.repair_files
-
-        async def repair_files(uid: str) -> bool:
-            if uid == "a":
-                raise DriverError("the disk is full")
-            if uid == "b":
+    class SlowDriver(RecordingDriver):
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            await super().unprepare(claim)
+            if claim.uid == "b" and self.unprepared.count("b") == 2:
                 await asyncio.Event().wait()
-            if uid == "d":
-                raise UndoFailedError("it is logged already")
-            return await repair(uid)
+            raise DriverError("the card does not answer")
 
-        monkeypatch.setattr(manager.claims.reconciler.rollback, "repair_files", repair_files)
-        for uid in "ce":
+    api = FakeApiServer()
+    async with running_manager(tmp_path, SlowDriver(), api, call_timeout=1) as manager:
+        await prepare(manager, api, "abcde")
+        for uid in "bd":
+            await manager.unprepare(ClaimIdentity("ns", uid, uid))
+        for uid in "ace":
             manager.claims.files.specs.remove(uid)
         work = asyncio.Event()
         manager.claims.tasks.start("e", Work.TIDY, work.wait)
-        report = await manager.claims.reconciler.once(ask_server=False)
+        caplog.clear()
+        with failing_calls(errno.ENOSPC, "open", text="claim_a.json"):
+            report = await manager.claims.reconciler.once(ask_server=False)
         work.set()
-        assert (report.failed, report.still_working, report.files_restored) == (["a", "d"], ["b"], ["c"])
-        assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
-            "cannot reconcile claim: the disk is full"
-        ]
+        assert (report.failed, report.still_working, report.files_restored) == (["d", "a"], ["b"], ["c"])
+        (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert line.startswith("cannot reconcile claim: ") and "claim_a.json cannot be written" in line
+
+
+async def test_a_restart_of_the_kubelet_restarts_the_grace_period() -> None:
+    async with node_with(make_toy_class(), reconcile_grace_period=0.01) as node:
+        claims = node.plugin.claims
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        await prepare_call(node, ref(claim))
+        await node.cluster.client.delete(CLAIMS, "c", "default")
+        assert (await claims.reconciler.once()).waiting == [claim["metadata"]["uid"]]
+        record = await claims.store.get(claim["metadata"]["uid"])
+        assert isinstance(record, Record)
+        assert claims.pods.is_unused(record)
+        await node.kubelet.restart()
+        await wait_until(lambda: not claims.pods.is_unused(record))
 
 
 # --- claims that may have ended --------------------------------------------------------------------------
@@ -168,11 +152,11 @@ async def lose_kubelet(manager: RunningManager, api: FakeApiServer) -> None:
 
 @pytest.mark.parametrize("interruption", [prepare_again, register_kubelet, lose_kubelet])
 async def test_the_grace_period_begins_again_after_a_prepare_or_while_the_kubelet_was_away(
-    tmp_path: Path, clock: Any, interruption: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
+    tmp_path: Path, interruption: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
     """A claim may be prepared again between two passes. A kubelet that starts first ends the containers that it missed."""
-    api, driver = FakeApiServer(), RecordingDriver()
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE) as manager:
+    api, driver, clock = FakeApiServer(), RecordingDriver(), Clock()
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE, clock=clock) as manager:
         await prepare(manager, api)
         deallocate(api, "a")
         assert (await once(manager)).waiting == ["a"]
@@ -191,27 +175,6 @@ async def test_the_grace_period_begins_again_after_a_prepare_or_while_the_kubele
         assert driver.unprepared == ["a"]
 
 
-async def test_a_restart_of_the_kubelet_restarts_the_grace_period(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with node_with(make_toy_class(), reconcile_grace_period=GRACE) as node:
-        claims = node.plugin.claims
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(claim))
-        await node.cluster.client.delete(CLAIMS, "c", "default")
-        uid = claim["metadata"]["uid"]
-        assert (await claims.reconciler.once()).waiting == [uid]
-        is_registered, registered = asyncio.Event(), claims.kubelet_registered
-
-        def register() -> None:
-            registered()
-            is_registered.set()
-
-        monkeypatch.setattr(claims, "kubelet_registered", register)
-        await node.kubelet.restart()
-        await is_registered.wait()
-        clock.now += GRACE + 1
-        assert (await claims.reconciler.once()).waiting == [uid]
-
-
 async def allocate_again(manager: RunningManager, api: FakeApiServer) -> None:
     await prepare(manager, api)
 
@@ -220,46 +183,52 @@ async def lose_server(manager: RunningManager, api: FakeApiServer) -> None:
     api.claims["a"] = {"metadata": "of another kind"}
 
 
+class InterruptedApiServer(FakeApiServer):
+    """Calls ``before`` when the node is read."""
+
+    before: Callable[[], Awaitable[object]] | None = None
+
+    async def get(self, resource: Any, *args: Any, **options: Any) -> Any:
+        if self.before and resource.plural == "nodes":
+            await self.before()
+        return await super().get(resource, *args, **options)
+
+
 @pytest.mark.parametrize("change", [allocate_again, lose_server, register_kubelet])
 async def test_a_change_during_a_pass_keeps_the_devices(
     tmp_path: Path, change: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
     """A pass reads all other claims and the node between the read of this claim and its unprepare."""
-    api, driver = FakeApiServer(), RecordingDriver()
+    api, driver = InterruptedApiServer(), RecordingDriver()
     async with running_manager(tmp_path, driver, api) as manager:
         await prepare(manager, api)
         deallocate(api, "a")
-        slices = manager.claims.reconciler.verifier.slices
-        is_away = slices.kubelet_is_away
-
-        async def change_and_ask() -> bool:
-            await change(manager, api)
-            return await is_away()
-
-        slices.kubelet_is_away = change_and_ask  # type: ignore[method-assign]
+        api.before = lambda: change(manager, api)
         assert (await once(manager)).unprepared == driver.unprepared == []
         assert await manager.records() == {"a": "Prepared"}
         assert manager.claims.files.specs.exists("a")
 
 
 async def test_a_claim_that_another_instance_prepares_after_the_last_read_keeps_its_devices(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), RecordingDriver()
+    class LateApiServer(FakeApiServer):
+        reads: list[Any] | None = None
+
+        async def raw(self, *args: Any, **options: Any) -> Any:
+            found = await super().raw(*args, **options)
+            if self.reads is not None:
+                self.reads.append(found)
+                if len(self.reads) == 2:  # the last read, in which the claim has no devices yet
+                    await prepare(new_manager, self)
+            return found
+
+    api, driver = LateApiServer(), RecordingDriver()
     async with (
         running_manager(tmp_path, driver, api) as old_manager,
         running_manager(tmp_path, RecordingDriver(), api) as new_manager,
     ):
         await prepare(old_manager, api)
         deallocate(api, "a")
-        verifier, fetched = old_manager.claims.reconciler.verifier, list[Any]()
-        real_fetch = verifier.fetch
-
-        async def fetch(ref: Any) -> Any:
-            fetched.append(await real_fetch(ref))
-            if len(fetched) == 2:  # the last fetch, in which the claim has no devices yet
-                await prepare(new_manager, api)
-            return fetched[-1]
-
-        verifier.fetch = fetch  # type: ignore[method-assign]
+        api.reads = []
         assert (await once(old_manager)).unprepared == driver.unprepared == []
         assert await old_manager.records() == {"a": "Prepared"}
         assert old_manager.claims.files.specs.exists("a")
@@ -267,18 +236,14 @@ async def test_a_claim_that_another_instance_prepares_after_the_last_read_keeps_
 
 @pytest.mark.parametrize("fault", [NotFoundError("no such node"), api_error("no", 500), TimeoutError()])
 async def test_a_kubelet_whose_node_cannot_be_read_is_not_ready(tmp_path: Path, fault: Exception) -> None:
-    api = FakeApiServer()
+    async def fail() -> None:
+        raise fault
+
+    api = InterruptedApiServer()
     async with running_manager(tmp_path, RecordingDriver(), api) as manager:
         await prepare(manager, api)
         api.claims.clear()
-        get = api.get
-
-        async def failing(resource: Any, *args: Any, **options: Any) -> Any:
-            if resource.plural == "nodes":
-                raise fault
-            return await get(resource, *args, **options)
-
-        api.get = failing  # type: ignore[method-assign]
+        api.before = fail
         report = await once(manager)
         assert (report.unprepared, report.waiting) == ([], ["a"])
 
@@ -303,21 +268,19 @@ async def test_claims_that_cannot_be_read_do_not_hide_other_claims(
 
 
 async def test_the_reads_of_a_pass_end_when_the_api_server_does_not_respond_for_the_time_of_a_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    api = FakeApiServer()
-    async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=40) as manager:
+    class SilentApiServer(FakeApiServer):
+        async def raw(self, path: str, *args: Any, **options: Any) -> Any:
+            if self.is_unreachable:
+                reads.append(path.rpartition("/")[2])
+                clock.now += 15.0
+            return await super().raw(path, *args, **options)
+
+    api, clock, reads = SilentApiServer(), Clock(), list[str]()
+    async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=40, clock=clock) as manager:
         await prepare(manager, api, "abcdef")
-        reads = []
-
-        async def time_out(ref: Any) -> Any:
-            reads.append(ref.name)
-            fake_time.now += 15.0
-            raise ApiUnavailableError("no response")
-
-        fake_time: Any = SimpleNamespace(now=0.0, monotonic=lambda: fake_time.now)
-        monkeypatch.setattr(reconcile, "time", fake_time)
-        monkeypatch.setattr(manager.claims.reconciler.verifier, "fetch", time_out)
+        api.is_unreachable = True
         await once(manager)
         assert reads == ["a", "b", "c"]
 

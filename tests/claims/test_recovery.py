@@ -19,11 +19,11 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import RecordStore, State, recovery
-from dra_kubeletplugin.claims.claim_files import note_of
+from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.store.files import forget
 from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, DriverError, HardwareUnknownError
+from tests.helpers.crash.claim_drivers import RecordingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
@@ -171,17 +171,6 @@ async def finish_recovery(store: RecordStore) -> None:
     await store.do(lambda records: records.clear_meta(RECOVER))
 
 
-async def test_a_folder_that_is_removed_again_and_again_has_the_records_of_all_instances(tmp_path: Path) -> None:
-    async with instance(tmp_path) as first, instance(tmp_path) as second:
-        for i in range(6):
-            await finish_recovery(first)
-            await asyncio.gather(first.all(), second.all())
-            remove(tmp_path)
-            await insert((first, second)[i % 2], make_record(f"u-{i}", f"d-{i}", State.PREPARING))
-            assert await first.recovering()
-        assert len(await first.all()) == len(await second.all()) == 6
-
-
 async def test_an_instance_with_older_records_writes_them_again_and_the_other_one_adds_the_newer(
     tmp_path: Path,
 ) -> None:
@@ -238,72 +227,28 @@ async def test_records_of_a_dead_instance_are_restored_from_notes_and_older_memo
         assert await idle.recovering()
 
 
-async def test_of_lost_claims_with_one_device_the_oldest_keeps_it(tmp_path: Path) -> None:
-    for i, uid in enumerate(("b", "c", "a")):
-        record = make_record(uid, "d-0")
-        record.created = i + 1.0
-        ClaimSpecs(tmp_path / "cdi", DRIVER).write_note(uid, note_of(record))
-    async with instance(tmp_path) as store:
-        assert {r.uid: r.superseded for r in await store.all()} == {"a": True, "b": False, "c": True}
-        with pytest.raises(DeviceHeldError):
-            await insert(store, make_record("thief", "d-0"))
-
-
 # --- a loss of the records while no plugin runs ---------------------------------------------------------
 
 
 async def test_without_a_copy_no_claim_is_prepared_until_the_damaged_claim_is_forgotten(tmp_path: Path) -> None:
     """The driver has no recover(), and the note could not be written."""
-
-    class PlainDriver(Driver):
-        name = DRIVER
-
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            return [d.prepared() for d in claim.devices]
-
-        def unprepare(self, claim: PreparedClaim) -> None:
-            unprepared.append(claim.uid)
-
-    unprepared: list[str] = []
-    api = FakeApiServer()
+    api, driver = FakeApiServer(), RecordingDriver()
     lost_ref, new_ref = api.allocate("a", "a", "d-0", DRIVER), api.allocate("b", "b", "d-0", DRIVER)
-    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+    async with running_manager(tmp_path, driver, api) as manager:
         assert not isinstance(await manager.prepare(lost_ref), DraError)
         manager.claims.files.specs.remove_note("a")
     damage_file(manager.settings.records_path, "a")
     for _ in range(2):  # also after another start
-        async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        async with running_manager(tmp_path, driver, api) as manager:
             assert isinstance(await manager.prepare(new_ref), HardwareUnknownError)
-            assert unprepared == [], "its pod may run"
+            assert driver.unprepared == [], "its pod may run"
             (fault,) = await manager.claims.faults()
             assert "when the pods of these claims are gone, run `dra claims forget UID`: a" in fault
-            assert any(
-                "the record of claim ?/? (UID a) cannot be read" in note for note in await manager.claims.notes()
-            )
-    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+            assert any("(UID a) cannot be read" in note for note in await manager.claims.notes())
+    async with running_manager(tmp_path, driver, api) as manager:
         forget(manager.settings.records_path, 1, "a", lambda: manager.claims.files.remove_all("a"))
         assert await manager.claims.recovery.once()
         assert not isinstance(await manager.prepare(new_ref), DraError)
-
-
-@pytest.mark.parametrize("edits", [{}, {"D": "0"}], ids=["without CDI edits", "with"])
-async def test_a_prepared_claim_is_held_after_a_kill_and_a_loss_of_the_records_at_that_moment(
-    tmp_path: Path, edits: dict[str, str]
-) -> None:
-    class EmptyDriver(Driver):
-        name = DRIVER
-
-        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            return [d.prepared(ContainerEdits(env=edits)) for d in claim.devices]
-
-    api = FakeApiServer()
-    killed_manager = RunningManager(tmp_path, EmptyDriver(), api, "boot")
-    await killed_manager.open()
-    assert not isinstance(await killed_manager.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
-    await kill(killed_manager.claims.store)
-    remove_records(killed_manager.settings.records_path)
-    async with running_manager(tmp_path, EmptyDriver(), api) as restarted:
-        assert isinstance(await restarted.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
 
 
 # --- recovery from the driver -----------------------------------------------------------------------
@@ -397,34 +342,7 @@ async def test_a_claim_that_only_the_hardware_has_is_rolled_back_before_its_devi
         assert driver.calls[2:] == ["prepare begun"]
 
 
-async def test_recover_is_called_for_another_instance_that_died_before_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_CHECK", 0.01)
-    api = FakeApiServer()
-    async with running_manager(
-        tmp_path, driver_returning([recovered_claim("a", prepared_device("d-0"))]), api
-    ) as manager:
-        recovery_task = asyncio.create_task(manager.claims.background()["recovery"]())  # type: ignore[arg-type]
-        await manager.claims.store.do(lambda records: records.forget("a"))
-        other_store = open_store(manager.settings.plugin_dir)
-        await other_store.do(lambda records: records.set_meta(RECOVER, "pending"))
-        await kill(other_store)
-
-        async def is_merged() -> bool:
-            return await manager.records() == {"a": "Prepared"} and not await manager.claims.store.recovering()
-
-        await wait_until(is_merged)
-        assert not isinstance(await manager.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
-        recovery_task.cancel()
-
-
-async def test_a_hanging_recover_is_reported_is_called_once_and_blocks_no_unprepare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recovery, "_SLOW", 0.05)
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.3)
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
+async def test_a_hanging_recover_is_reported_is_called_once_and_blocks_no_unprepare(tmp_path: Path) -> None:
     resume, calls = threading.Event(), []
 
     def hangs() -> list[RecoveredClaim]:
@@ -432,30 +350,24 @@ async def test_a_hanging_recover_is_reported_is_called_once_and_blocks_no_unprep
         resume.wait(110)  # longer than the test timeout
         return [recovered_claim("a", prepared_device("d-0"))]
 
-    api = FakeApiServer()
-    async with running_manager(tmp_path, driver_returning(hangs), api) as restarted:
-        recovery_task = asyncio.create_task(restarted.claims.background()["recovery"]())  # type: ignore[arg-type]
-
-        async def is_reported() -> bool:
-            return any("has not returned for" in f for f in await restarted.claims.faults())
-
-        await wait_until(is_reported)
+    api, waits = FakeApiServer(), {"start": 0.3, "recover_slow": 0.05, "recover_check": 0.01}
+    async with (
+        running_manager(tmp_path, driver_returning(hangs), api, **waits) as manager,  # type: ignore[arg-type]
+        manager.background("recovery"),
+    ):
+        await wait_until(lambda: has_fault(manager, "has not returned for"))
         new_ref = api.allocate("x", "x", "d-9", DRIVER)
-        assert isinstance(await restarted.prepare(new_ref), HardwareUnknownError)
-        assert not isinstance(await restarted.unprepare(new_ref), DraError)
+        assert isinstance(await manager.prepare(new_ref), HardwareUnknownError)
+        assert not isinstance(await manager.unprepare(new_ref), DraError)
         resume.set()
+        await wait_until(lambda: has_fault(manager, ""))
+        assert (await manager.records(), calls) == ({"a": "Prepared"}, [1])
 
-        async def is_merged() -> bool:
-            return "a" in await restarted.records()
 
-        await wait_until(is_merged)
-        assert calls == [1]
-
-        async def has_no_fault() -> bool:
-            return await restarted.claims.faults() == []
-
-        await wait_until(has_no_fault)
-        recovery_task.cancel()
+async def has_fault(manager: RunningManager, text: str) -> bool:
+    """Whether there is a fault with ``text``; if it is empty, whether there is none."""
+    faults = " ".join(await manager.claims.faults())
+    return text in faults if text else not faults
 
 
 @pytest.mark.parametrize("is_on_record", [True, False])

@@ -13,7 +13,6 @@ import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
-from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.recovery import Recovery
 from dra_kubeletplugin.claims.store.records import RECOVER
 from dra_kubeletplugin.claims.transitions import ENDED
@@ -58,7 +57,7 @@ async def pending(store: RecordStore) -> None:
 
 
 def recovery(store: RecordStore, driver: RecoveringDriver) -> Recovery:
-    return Recovery(driver, Calls(), store, BOOT)
+    return Recovery(driver, Calls(), store, BOOT, 60.0)
 
 
 async def record(store: RecordStore, uid: str) -> Record:
@@ -67,12 +66,9 @@ async def record(store: RecordStore, uid: str) -> Record:
     return stored
 
 
-async def test_recover_is_called_only_after_a_loss_and_once(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SLOW", 0.05)
+async def test_recover_is_called_only_after_a_loss_and_once(store: RecordStore) -> None:
     driver = RecoveringDriver()
-    recovered = recovery(store, driver)
+    recovered = Recovery(driver, Calls(), store, BOOT, 0.05)
     recovered.fault = "of before"
     assert await recovered.once() is True
     assert (driver.calls, recovered.fault) == (0, "")

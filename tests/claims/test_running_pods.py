@@ -12,7 +12,6 @@ import json
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,10 +19,12 @@ import pytest
 
 from dra_devkit.testing import ClaimSpec, DriverNode, Request, node_with, pods
 from dra_kubeletplugin import Claim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimIdentity, Record, State, running_pods
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.running_pods import ClaimPods
 from dra_kubeletplugin.errors import ClaimBusyError, StoppingError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
+from tests.helpers.crash.claim_manager import Clock
 from tests.helpers.drivers import Toy, make_toy_class
 from tests.helpers.pod_resources import listing_pods
 
@@ -221,22 +222,21 @@ async def test_pods_that_start_after_the_claim_was_deleted_do_not_keep_its_devic
         await unprepared(node, uid)
 
 
-async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(tmp_path: Path) -> None:
     """Until a kubelet that has just started has read its pods from the API server, it lists none."""
-    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(running_pods, "time", clock)
+    clock, metrics = Clock(), Metrics()
     listed: list[tuple[str, str]] = []
     record = Record("u", "a", "claim", State.PREPARED, "boot")
     async with listing_pods(tmp_path, listed):
         socket = tmp_path / "pod-resources" / "kubelet.sock"
-        claim_pods = ClaimPods(socket, Mock(), "node", Mock(), grace_period=60.0)
+        claim_pods = ClaimPods(socket, Mock(), "node", metrics, 60.0, clock)
 
         async def ended(after: float, *pods: str) -> tuple[list[Record], int]:
             clock.now += after
             listed[:] = [("a", pod) for pod in pods]
-            return await claim_pods.ended([record], [record]), len(claim_pods.notes)
+            found, held = await claim_pods.ended([record], [record]), len(claim_pods.notes)
+            assert f"dra_deleted_claims_held {held:.1f}\n".encode() in metrics.text()
+            return found, held
 
         claim_pods.restart_grace_periods()  # the kubelet has registered the plugin
         assert await ended(0) == ([], 0)
@@ -329,13 +329,10 @@ async def test_a_failing_claim_is_forgotten_when_its_pod_is_deleted() -> None:
         await node.cluster.wait("no failing prepare", is_quiet)
 
 
-def test_a_line_has_the_number_of_tries_and_ages_and_ends_when_the_kubelet_stops_to_ask(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock: Any = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(running_pods, "time", clock)
+def test_a_line_has_the_number_of_tries_and_ages_and_ends_when_the_kubelet_stops_to_ask() -> None:
+    clock = Clock()
     ref = ClaimIdentity("ml", "train", "u1")
-    claim_pods = ClaimPods(Path("/nonexistent"), Mock(), "node", Mock())
+    claim_pods = ClaimPods(Path("/nonexistent"), Mock(), "node", Mock(), clock=clock)
     claim_pods.set_waiting(ref, [{"resource": "pods", "name": "train-0"}])
     claim_pods.set_failed(ref, ClaimBusyError("busy"))
     claim_pods.set_failed(ref, StoppingError("the plugin is shutting down"))
@@ -346,5 +343,5 @@ def test_a_line_has_the_number_of_tries_and_ages_and_ends_when_the_kubelet_stops
     start = "claim ml/train cannot be prepared, and pod ml/train-0 does not start (for 2m, 2 tries, last try 12s ago): "
     assert line.startswith(start)
     assert "still busy" in line
-    clock.now += running_pods._RETRIED_WITHIN
+    clock.now += 180
     assert list(claim_pods.failing_prepares()) == []

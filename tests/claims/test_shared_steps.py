@@ -27,10 +27,10 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.store.files import read_rows
-from dra_kubeletplugin.claims.store.folder import ClaimFolder
-from dra_kubeletplugin.claims.store.records import RECOVER, file_name
+from dra_kubeletplugin.claims.store.records import RECOVER
 from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import damage_file, insert, make_record, remove_records, write_body
 from tests.helpers.waiting import wait_until
 
@@ -263,27 +263,6 @@ async def test_the_teardown_of_one_card_is_not_stopped_by_another_card(shared_fo
         assert shared_folder.card.take_calls() == ["teardown card-1 4.2"]  # only the card whose teardown failed
 
 
-async def test_the_step_is_synced_to_disk_before_the_state_is_set_up(
-    shared_folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[bool] = []
-    commit = ClaimFolder.commit
-
-    def commit_and_record(folder: ClaimFolder, *, sync: bool) -> None:
-        has_step = any(b"firmware" in (data or b"") for data in folder.records.changed_files().values())
-        commit(folder, sync=sync)
-        synced.extend([sync] if has_step else [])
-
-    class CheckingDriver(CardDriver):
-        def setup_firmware(self, card: str, version: str) -> None:
-            assert synced == [True]
-            super().setup_firmware(card, version)
-
-    monkeypatch.setattr(ClaimFolder, "commit", commit_and_record)
-    async with shared_folder.instance(CheckingDriver) as manager:
-        await check_success(manager.prepare(shared_folder.claim("a", "d-0")))
-
-
 @pytest.mark.parametrize("is_prepared_again", [True, False])
 async def test_after_a_reboot_state_is_torn_down_once_before_it_is_set_up_or_after_the_last_old_claim(
     shared_folder: SharedFolder, is_prepared_again: bool
@@ -441,25 +420,8 @@ async def test_a_claim_with_other_data_is_refused_while_another_claim_uses_the_s
 # --- records that cannot be written -------------------------------------------------------------
 
 
-def fail_write(monkeypatch: pytest.MonkeyPatch, uid: str, part: bytes) -> Callable[[], bool]:
-    """Makes the first write of the claim's record that contains ``part`` fail. Returns a function that reports whether
-    this has happened.
-    """
-    commit, failed = ClaimFolder.commit, []
-
-    def commit_or_fail(folder: ClaimFolder, *, sync: bool) -> None:
-        data = folder.records.changed_files().get(file_name(uid)) or b""
-        if not failed and part in data:
-            failed.append(data)
-            raise OSError(errno.ENOSPC, "full")
-        commit(folder, sync=sync)
-
-    monkeypatch.setattr(ClaimFolder, "commit", commit_or_fail)
-    return lambda: bool(failed)
-
-
 async def test_a_step_that_was_not_written_does_not_count_as_set_up(
-    shared_folder: SharedFolder, monkeypatch: pytest.MonkeyPatch
+    shared_folder: SharedFolder,
 ) -> None:
     """A claim catches the failure and writes its record again, after the only user of the state has ended."""
     a, b, c = shared_folder.claim("a", "d-0"), shared_folder.claim("b", "d-1"), shared_folder.claim("c", "d-2")
@@ -479,9 +441,10 @@ async def test_a_step_that_was_not_written_does_not_count_as_set_up(
 
     async with shared_folder.instance(CatchingDriver) as manager:
         await check_success(manager.prepare(b))
-        fail_write(monkeypatch, "uid-a", b'"firmware"')
-        first = asyncio.create_task(error_of(manager.prepare(a)))
-        await caught.wait()
+        # The first write of its record is before the prepare, the second one has the step.
+        with failing_calls(errno.ENOSPC, "open", text=".uid-a.json", when=lambda number: number == 2):
+            first = asyncio.create_task(error_of(manager.prepare(a)))
+            await caught.wait()
         await check_success(manager.unprepare(b))
         shared_folder.card.take_calls()
         resume.set()

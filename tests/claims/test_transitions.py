@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
 from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims import Record, State, transitions
 from dra_kubeletplugin.claims.record import encode_record
 from dra_kubeletplugin.claims.store.records import RECOVER, HeldByError, Records, file_name, stored_of
 from dra_kubeletplugin.claims.transitions import (
     AlreadyPrepared,
+    Decision,
     InProgress,
     NothingToDo,
     Prepare,
@@ -66,10 +70,10 @@ def unreadable(uid: str = "u") -> Records:
 
 
 def begin(
-    all_records: Records, existing: Record | None = None, transitions: Transitions | None = None, fault: Any = None
+    all_records: Records, existing: Record | None = None, deciding: Transitions | None = None, fault: Any = None
 ) -> Any:
     new_record = existing or record(state=State.PREPARING, owner=THIS_PROCESS)
-    return (transitions or make_transitions()).begin(all_records, new_record, fault, NO_SUPPLY)
+    return (deciding or make_transitions()).begin(all_records, new_record, fault, NO_SUPPLY)
 
 
 def states(all_records: Records) -> dict[str, tuple[str, str]]:
@@ -118,10 +122,10 @@ def test_a_repetition_completes_a_recovered_record_and_protects_it_from_another_
     existing = record()
     existing.name = name
     existing.devices[0]["request"] = ""
-    all_records, transitions = make_records(existing), make_transitions()
-    transitions.process.other_processes = other_processes  # type: ignore[attr-defined]
+    all_records, deciding = make_records(existing), make_transitions()
+    deciding.process.other_processes = other_processes  # type: ignore[attr-defined]
     all_records.commit()
-    assert isinstance(begin(all_records, transitions=transitions), AlreadyPrepared)
+    assert isinstance(begin(all_records, deciding=deciding), AlreadyPrepared)
     assert bool(all_records.changes) is is_written
     row = all_records.read("u")
     assert isinstance(row, Record)
@@ -146,17 +150,17 @@ def test_an_unreadable_record_is_an_error_with_the_next_step() -> None:
 def test_only_a_holder_that_does_not_use_its_device_is_rolled_back_for_another_claim(
     holder: Record, prepares: tuple[str, ...], is_stale: bool
 ) -> None:
-    all_records, transitions = make_records(holder), make_transitions("", *prepares)
+    all_records, deciding = make_records(holder), make_transitions("", *prepares)
     if is_stale:
-        decision = begin(all_records, transitions=transitions)
+        decision = begin(all_records, deciding=deciding)
         assert isinstance(decision, StaleHolders)
         assert [h.uid for h in decision.holders] == ["h"]
-        assert isinstance(transitions.free(all_records, "h"), RollBack)
+        assert isinstance(deciding.free(all_records, "h"), RollBack)
     else:
         with pytest.raises(HeldByError):
-            begin(all_records, transitions=transitions)
+            begin(all_records, deciding=deciding)
         if not prepares:
-            assert isinstance(transitions.free(all_records, "h"), NothingToDo)
+            assert isinstance(deciding.free(all_records, "h"), NothingToDo)
     assert "u" not in all_records.uids()
 
 
@@ -189,10 +193,10 @@ def test_claims_of_a_renamed_node_block_new_claims_until_they_have_ended(
         all_records.set_meta("node_name", former_name)
     if expected_after is None:
         with pytest.raises(HardwareUnknownError, match=r"1 claims were prepared when this node was named m.*\(other\)"):
-            begin(all_records, transitions=make_transitions(node))
+            begin(all_records, deciding=make_transitions(node))
         expected_after = former_name
     else:
-        assert isinstance(begin(all_records, transitions=make_transitions(node)), Prepare)
+        assert isinstance(begin(all_records, deciding=make_transitions(node)), Prepare)
     assert all_records.get_meta("node_name").get("", "") == expected_after
 
 
@@ -267,3 +271,49 @@ def test_an_ended_claim_is_remembered_while_the_driver_may_still_report_it() -> 
     all_records.set_meta(RECOVER, "pending")
     make_transitions().remember_end(all_records, "u")
     assert all_records.get_meta("ended:") == {"u": ""}
+
+
+# --- the table in the docstring ------------------------------------------------------------------------------
+
+OWNERS = {"none": "", "this process": THIS_PROCESS, "a living process": RUNNING_PROCESS, "a dead process": DEAD_PROCESS}
+BOOTS = {"this": BOOT, "earlier": "earlier"}
+HEADER = ("state", "boot", "owner", "prepare", "unprepare", "other claim wants it", "start")
+
+
+def name(decide: Callable[[Records], Decision], records: Records) -> str:
+    try:
+        return type(decide(records)).__name__
+    except HeldByError as e:
+        return type(e).__name__
+
+
+def decisions(state: State, owner: str, boot: str) -> tuple[str, ...]:
+    """Returns the decision of each column for a record of this kind."""
+    own, other = record("u", state=State.PREPARING), record("v", state=State.PREPARING)
+    deciding = make_transitions()
+    columns: list[Callable[[Records], Decision]] = [
+        lambda records: deciding.begin(records, own, None, NO_SUPPLY),
+        lambda records: deciding.end(records, "u", lambda: None),
+        lambda records: deciding.begin(records, other, None, NO_SUPPLY),
+        lambda records: deciding.tidy(records, "u"),
+    ]
+    return tuple(name(c, make_records(record("u", state=state, owner=owner, boot=boot))) for c in columns)
+
+
+def table() -> list[str]:
+    owners = defaultdict[tuple[str, ...], list[str]](list)
+    for state, (boot_name, boot), (owner_name, owner) in product(State, BOOTS.items(), OWNERS.items()):
+        found = decisions(state, owner, boot)
+        owners[str(state), boot_name, *found].append(owner_name)
+    rows = [HEADER]
+    for (state_name, boot_name, *found), names in owners.items():
+        rows.append((state_name, boot_name, "any" if len(names) == len(OWNERS) else " or ".join(names), *found))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def test_the_table_of_decisions_is_complete_and_true() -> None:
+    documented = [line.strip() for line in (transitions.__doc__ or "").splitlines()]
+    wanted = table()
+    start = documented.index(wanted[0]) if wanted[0] in documented else 0
+    assert documented[start : start + len(wanted)] == wanted, "\n".join(["the table must be:", *wanted])

@@ -16,7 +16,7 @@ from dra_kubeletplugin.errors import ApiUnavailableError, ClaimError, DeviceGone
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
-from tests.claims.test_engine_steps import PlainDriver
+from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, check_success, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 

@@ -12,7 +12,7 @@ import pytest
 
 from dra_kubeletplugin.driver.checks import ParameterChecks
 from dra_kubeletplugin.errors import DriverFailedError
-from tests.claims.test_rollback import HolderTrackingDriver
+from tests.helpers.crash.claim_drivers import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import running_manager
 
 

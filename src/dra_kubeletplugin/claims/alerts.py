@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
 from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
+from .intervals import Intervals
 from .record import Row, State, UnreadableRecord
 
-_INTERVAL = 60.0  # seconds between checks while no device's health changes
-_RETRY = 1.0  # seconds until the next check after the records could not be read
 Alert = tuple[Subject, str, str]  # the claim, the event's reason, the event's text
 
 
@@ -35,23 +34,25 @@ class Alerts:
         node: str,
         rows: Callable[[], Awaitable[Sequence[Row]]],
         repaired: Sequence[str],
+        intervals: Intervals,
     ) -> None:
         self._events = events
         self._inventory = inventory
         self._node = node_subject(node)
         self._rows = rows
         self._repaired = repaired
+        self._intervals = intervals
         self._reported: set[Alert] = set()
         self._reported_repairs = 0
 
     async def run(self) -> None:
         """Checks for faults for ever. Never returns, and no external failure ends it."""
         while True:
-            seen, pause = self._inventory.health_version, _INTERVAL
+            seen, pause = self._inventory.health_version, self._intervals.alerts
             try:
                 await self.check()
             except RecordsError:  # readiness reports it
-                pause = _RETRY
+                pause = self._intervals.alerts_retry
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     while True:  # skips reports without a fault, if no fault was reported before

@@ -28,11 +28,10 @@ from ..kube import KubeClient
 from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
 from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
+from .intervals import DEFAULT, Intervals
 
 log = logging.getLogger(__name__)
 APPLY = "application/apply-patch+yaml"
-_RETRY_FOR = 600.0  # seconds for which a failing report is retried
-_MAX_PAUSE = 30.0
 _AT_ONCE = 4  # claims that are written concurrently
 _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _MAX_MANAGER = 128  # bytes
@@ -55,11 +54,14 @@ class DeviceStatusReporter:
         manager: name of the field manager; cut to 128 bytes.
     """
 
-    def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics) -> None:
+    def __init__(
+        self, client: KubeClient, driver: str, manager: str, metrics: Metrics, intervals: Intervals = DEFAULT
+    ) -> None:
         self.client = client
         self.driver = driver
         self.manager = manager.encode()[:_MAX_MANAGER].decode(errors="ignore")
         self.metrics = metrics
+        self.intervals = intervals
         self.fault = ""
         self._pending: dict[str, _PendingStatuses] = {}  # by UID
         self._begun: asyncio.Queue[_PendingStatuses] = asyncio.Queue()  # those that have no task yet
@@ -99,7 +101,7 @@ class DeviceStatusReporter:
 
     async def _write_pending(self, pending: _PendingStatuses) -> None:
         """Writes the statuses of one claim until none is left. Statuses that are queued during a write are in the next write."""
-        backoff = Backoff(0.4, _MAX_PAUSE, jitter=0.3)
+        backoff = Backoff(*self.intervals.report_retries, jitter=0.3)
         failing_since = math.inf
         while pending.wanted:
             sent, results = pending.wanted, pending.results
@@ -111,7 +113,7 @@ class DeviceStatusReporter:
                 self._log_failure(pending.claim, e)
                 failing_since = min(failing_since, time.monotonic())
                 is_refused = isinstance(e, (BadRequestError, InvalidError))
-                if not is_refused and time.monotonic() - failing_since <= _RETRY_FOR:
+                if not is_refused and time.monotonic() - failing_since <= self.intervals.report_retry_for:
                     pending.wanted, pending.results = sent | pending.wanted, results + pending.results
                     await asyncio.sleep(backoff.next())
                     continue

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ..base.settings import Settings
 from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
 from ..cdi.directory import is_uid
@@ -47,7 +46,7 @@ from .device_status import DeviceStatusReporter
 from .inflight import BatchWindow, Work, as_dra_error
 from .prepared_devices import PreparedResult, add_prepared, prepared_result
 from .record import Record, State
-from .rollback import Rollback
+from .rollback import PluginContext, Rollback
 from .running_pods import ClaimPods
 from .store.records import Records
 from .store.store import Mode
@@ -60,7 +59,6 @@ ClaimOutcome = Sequence[PreparedResult] | DraError
 _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
-_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds without a response of the API server; then a prepared claim's record is used
 
 
 class Engine:
@@ -78,13 +76,13 @@ class Engine:
         verifier: Verifier,
         pods: ClaimPods,
         reports: DeviceStatusReporter,
-        settings: Settings,
+        plugin: PluginContext,
     ) -> None:
         self.rollback = rollback
         self.verifier = verifier
         self.pods = pods
         self.reports = reports
-        self.settings = settings
+        self.settings, self.intervals = plugin.settings, plugin.intervals
         self.driver, self.metrics = rollback.driver, rollback.metrics
         self.store, self.files, self.transitions = rollback.store, rollback.files, rollback.transitions
         self.tasks = rollback.tasks
@@ -94,7 +92,7 @@ class Engine:
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
-        window = BatchWindow([r.uid for r in refs])
+        window = BatchWindow([r.uid for r in refs], self.intervals.batch)
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
@@ -216,7 +214,7 @@ class Engine:
         """
         verifying = asyncio.create_task(self.verifier.verify(ref))
         try:
-            await asyncio.wait({verifying}, timeout=_ANSWER_FROM_RECORD_AFTER)
+            await asyncio.wait({verifying}, timeout=self.intervals.answer_from_record)
             if not verifying.done() or isinstance(verifying.exception(), ApiUnavailableError):
                 with contextlib.suppress(DraError):
                     row = await self.store.get(ref.uid)

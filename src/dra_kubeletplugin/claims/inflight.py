@@ -6,6 +6,7 @@ A second request for the same work joins the running task. Other work on the cla
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -102,24 +103,22 @@ class BatchWindow:
     It opens when each claim waits or has left, or ``max_wait`` seconds after the first one began to wait.
     """
 
-    def __init__(self, uids: Iterable[str], max_wait: float = 0.25) -> None:
+    def __init__(self, uids: Iterable[str], max_wait: float) -> None:
         self._missing = set(uids)
         self._max_wait = max_wait
         self._open = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
 
     def leave(self, uid: str) -> None:
         self._missing.discard(uid)
         if not self._missing:
             self._open.set()
-            if self._timer:
-                self._timer.cancel()
 
     async def wait(self, uid: str) -> None:
         self.leave(uid)
-        if self._missing and not self._timer:
-            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._open.set)
-        await self._open.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._max_wait):
+                await self._open.wait()
+        self._open.set()
 
 
 def as_dra_error(e: BaseException) -> DraError:

@@ -32,11 +32,6 @@ from .store.store import RecordStore
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
-_START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer rollbacks continue while the plugin serves
-_CHECK_INTERVAL = 2.0  # seconds between checks that the records are intact
-_RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
-_RECOVER_CHECK = 5.0  # seconds between checks whether recover() is due, for example after another instance died
-_PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
 _MAX_NOTES = 20  # failing prepares, and failing rollbacks, that readiness lists
 
 
@@ -61,6 +56,7 @@ class ClaimManager:
     ) -> None:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
+        self.intervals = plugin.intervals
         driver, calls, client, inventory = plugin.driver, plugin.calls, plugin.client, plugin.inventory
         name, node = settings.driver_name, settings.node_name
         events = events or EventRecorder(client, name, node, metrics)
@@ -74,14 +70,16 @@ class ClaimManager:
         refuse = settings.unhealthy_policy == "refuse"
         slices = SliceLookup(client, name, node, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, slices, driver, name, refuse_unhealthy=refuse)
-        self.pods = ClaimPods(settings.pod_resources_socket, events, node, metrics, settings.reconcile_grace_period)
-        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics)
-        self.engine = Engine(rollback, verifier, self.pods, self.reports, settings)
+        self.pods = ClaimPods(
+            settings.pod_resources_socket, events, node, metrics, settings.reconcile_grace_period, plugin.clock
+        )
+        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics, plugin.intervals)
+        self.engine = Engine(rollback, verifier, self.pods, self.reports, plugin)
         self.reconciler = Reconciler(rollback, verifier, self.pods, settings)
         self._updates = MetadataUpdates(rollback, settings.call_timeout / 2)
-        self.recovery = Recovery(driver, calls, self.store, boot_id)
-        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report)
-        self._processes = (
+        self.recovery = Recovery(driver, calls, self.store, boot_id, plugin.intervals.recover_slow)
+        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report, plugin.intervals)
+        self.processes = (
             ProcessWatcher(rollback.processes, boot_id, self.store.everything, events, metrics, health_changed)
             if driver.processes
             else None
@@ -117,7 +115,7 @@ class ClaimManager:
 
         task = asyncio.create_task(run(), name=what)
         self._startup.append(task)
-        done, _ = await asyncio.wait([task], timeout=_START_TIMEOUT)
+        done, _ = await asyncio.wait([task], timeout=self.intervals.start)
         if not done:
             log.warning("a step of the start takes long and continues in the background: %s", what)
 
@@ -131,13 +129,13 @@ class ClaimManager:
             "device status": self.reports.run,
             "alerts": self.alerts.run,
             "rollbacks": lambda: rollback.retries.run(rollback.tidy),
-            **({"processes": self._processes.run} if self._processes else {}),
+            **({"processes": self.processes.run} if self.processes else {}),
         }
 
     async def _keep_checking_files(self) -> None:
         """Checks the records regularly. If they are removed while the plugin is idle, a new instance would otherwise find none."""
         while True:
-            await asyncio.sleep(_CHECK_INTERVAL)
+            await asyncio.sleep(self.intervals.files)
             await self.store.check_files()
 
     async def _keep_recovering(self) -> None:
@@ -145,10 +143,10 @@ class ClaimManager:
 
         The records may be repaired at any time, also by an instance that died before it called recover().
         """
-        backoff = Backoff(*_RECOVER_RETRY)
+        backoff = Backoff(*self.intervals.recover_retries)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RECOVER_CHECK):
+                async with asyncio.timeout(self.intervals.recover_check):
                     await self.store.repaired.wait()
             self.store.repaired.clear()
             try:
@@ -175,7 +173,7 @@ class ClaimManager:
 
     def process_faults(self) -> Mapping[str, str]:
         """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
-        return self._processes.faults if self._processes else {}
+        return self.processes.faults if self.processes else {}
 
     def hanging(self) -> str:
         """Why the work on files hangs, so that only a restart of the process helps; empty if it does not hang."""
@@ -197,7 +195,7 @@ class ClaimManager:
         ):
             if failed:
                 with contextlib.suppress(RecordsError, TimeoutError):
-                    async with asyncio.timeout(_PROBE_TIMEOUT):
+                    async with asyncio.timeout(self.intervals.probe):
                         await probe()
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
@@ -210,16 +208,16 @@ class ClaimManager:
         out = [*self.store.folder.report, *self.recovery.report]
         out += self.pods.notes
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
-        out += self._processes.notes if self._processes else ()
+        out += self.processes.notes if self.processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(_PROBE_TIMEOUT):
+            async with asyncio.timeout(self.intervals.probe):
                 out += _notes_of(await self.store.everything())
         return out
 
     async def measure(self) -> None:
         """Updates the metrics of claims."""
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(_PROBE_TIMEOUT):
+            async with asyncio.timeout(self.intervals.probe):
                 self.metrics.set("prepared_claims", await self.store.prepared())
         self.metrics.set("records_healthy", int(not self.store.fault))
 

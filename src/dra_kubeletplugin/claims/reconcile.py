@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -123,7 +122,7 @@ class Reconciler:
         """
         gone: list[Record] = []
         unreadable: list[ApiUnavailableError] = []
-        deadline = time.monotonic() + self.settings.call_timeout
+        deadline = self.pods.clock() + self.settings.call_timeout
         for record in records:
             if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
                 continue
@@ -134,7 +133,7 @@ class Reconciler:
                     gone.append(record)
             except ApiUnavailableError as e:
                 unreadable.append(e)
-                if time.monotonic() > deadline:
+                if self.pods.clock() > deadline:
                     break  # the API server does not respond, and each request waits for its timeout
         if unreadable:
             log.warning("cannot read claims from the API server: %d, for example: %s", len(unreadable), unreadable[0])

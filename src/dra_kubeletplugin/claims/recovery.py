@@ -19,7 +19,6 @@ from .store.store import RecordStore
 from .transitions import ENDED
 
 log = logging.getLogger(__name__)
-_SLOW = 10.0  # seconds until a recover() that has not returned is logged
 _SHAPE = (
     "a RecoveredClaim with devices of PreparedDevice, shared_steps of SharedStep, and undo_steps of a name and data"
 )
@@ -33,11 +32,12 @@ class Recovery:
     another claim holds too.
     """
 
-    def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
+    def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str, slow: float) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store
         self.boot_id = boot_id
+        self.slow = slow  # seconds until a recover() that has not returned is logged
         self.report: list[str] = []
         self.fault = ""  # why it is not known which hardware is in use; empty if it is known
         self._lock = asyncio.Lock()
@@ -57,8 +57,8 @@ class Recovery:
                     f"the first time; when the pods of these claims are gone, run `dra claims forget UID`: {', '.join(lost[:3])}"
                 )
                 return False
-            slow = f"recover() of the driver has not returned for {_SLOW:g} s, {_UNKNOWN}"
-            timer = asyncio.get_running_loop().call_later(_SLOW, self._fail, slow)
+            slow = f"recover() of the driver has not returned for {self.slow:g} s, {_UNKNOWN}"
+            timer = asyncio.get_running_loop().call_later(self.slow, self._fail, slow)
             try:
                 claims = await self.calls(self.driver.recover)
                 if not isinstance(claims, list | tuple | None):

@@ -34,6 +34,7 @@ from ..kube.event_recorder import EventRecorder, claim_subject
 from .claim_files import ClaimFiles
 from .inflight import ClaimTasks, Work, as_dra_error
 from .instance_lock import InstanceLock
+from .intervals import DEFAULT, Intervals
 from .processes import ClaimProcesses
 from .record import Fence, Record
 from .rollback_retries import RollbackRetries
@@ -55,6 +56,8 @@ class PluginContext(msgspec.Struct, frozen=True):
     inventory: Inventory
     settings: Settings
     metrics: Metrics
+    intervals: Intervals = DEFAULT
+    clock: Callable[[], float] = time.monotonic
 
 
 class Rollback:
@@ -86,7 +89,7 @@ class Rollback:
         self.transitions = Transitions(process, boot_id, self.tasks.prepares, settings.node_name)
         self.shared = SharedSteps(self.driver, self.calls, settings, store, boot_id, files.note)
         self.processes = ClaimProcesses(self.driver, self.calls, settings, process)
-        self.retries = RollbackRetries(self.metrics)
+        self.retries = RollbackRetries(self.metrics, plugin.intervals)
         self.holder_timeout = settings.call_timeout / 2
         """Seconds that a prepare waits until the holds of other claims are rolled back."""
 

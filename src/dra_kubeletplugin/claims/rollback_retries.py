@@ -17,18 +17,18 @@ from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, StoppingError
+from .intervals import Intervals
 from .record import Record, State
 
 log = logging.getLogger(__name__)
-_FIRST, _LONGEST = 2.0, 300.0  # seconds between two tries
-_CHECK_INTERVAL = 0.5  # seconds between checks whether a try is due
 
 
 class RollbackRetries:
     """The failed rollbacks of one process. All methods are called on the event loop."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, intervals: Intervals) -> None:
         metrics.measure("rollbacks_failing", lambda: len(self.due))
+        self._intervals = intervals
         self.due: dict[str, float] = {}
         """When each claim is tried next, by UID: in seconds of ``time.monotonic()``; infinite during a try."""
         self._failures: dict[str, int] = {}
@@ -45,7 +45,7 @@ class RollbackRetries:
             The pause in seconds.
         """
         self._failures[uid] = max(self._failures.get(uid, 0) + 1, attempts)
-        pause = Backoff(_FIRST, _LONGEST, failures=self._failures[uid]).delay()
+        pause = Backoff(*self._intervals.rollback_retries, failures=self._failures[uid]).delay()
         self.due[uid] = time.monotonic() + pause
         return pause
 
@@ -91,7 +91,7 @@ class RollbackRetries:
                     if due <= time.monotonic():
                         self.due[uid] = math.inf
                         tasks.create_task(try_again(uid), name=f"roll back {uid}")
-                await asyncio.sleep(_CHECK_INTERVAL)
+                await asyncio.sleep(self._intervals.rollback_check)
 
 
 def retry_note(record: Record) -> str:

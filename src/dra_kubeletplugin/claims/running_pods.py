@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,21 @@ class ClaimPods:
         socket: the kubelet's PodResources socket.
         node: the node's name, for Events.
         grace_period: seconds for which no pod may use a deleted claim before it has ended.
+        clock: returns the time in seconds; it never goes back.
     """
 
     def __init__(
-        self, socket: Path, events: EventRecorder, node: str, metrics: Metrics, grace_period: float = 0.0
+        self,
+        socket: Path,
+        events: EventRecorder,
+        node: str,
+        metrics: Metrics,
+        grace_period: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
         self._grace_period = grace_period
+        self.clock = clock
         self._events = events
         self._node = node_subject(node)
         self._held: dict[_Key, str] = {}  # a sentence for each claim whose devices stay held
@@ -91,7 +99,7 @@ class ClaimPods:
 
     def failing_prepares(self) -> Iterator[str]:
         """Yields a sentence for each claim that cannot be prepared now: the claim, its pod, the error, since when, and the last try."""
-        now = time.monotonic()
+        now = self.clock()
         for waiting in self._all_waiting():
             if waiting.error:
                 pod = f"pod {waiting.claim.namespace}/{min(waiting.pods)}" if len(waiting.pods) == 1 else "its pod"
@@ -100,7 +108,7 @@ class ClaimPods:
                 yield f"claim {waiting.claim} cannot be prepared, and {pod} does not start ({tries}{last}): {waiting.error}"
 
     def _waiting_claim(self, claim: ClaimIdentity) -> _WaitingClaim:
-        now = time.monotonic()
+        now = self.clock()
         self._all_waiting()
         waiting = self._waiting.setdefault(claim.uid, _WaitingClaim(claim, now, now))
         waiting.last = now
@@ -108,7 +116,7 @@ class ClaimPods:
 
     def _all_waiting(self) -> Sequence[_WaitingClaim]:
         """Forgets the claims that the kubelet does not want any more, and returns the others."""
-        oldest = time.monotonic() - _RETRIED_WITHIN
+        oldest = self.clock() - _RETRIED_WITHIN
         self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if waiting.last > oldest}
         return list(self._waiting.values())
 
@@ -123,7 +131,7 @@ class ClaimPods:
         """Call it when a kubelet has just started, or does not respond: it ends and unprepares claims later."""
         self._users.clear()
         self._unused_since.clear()
-        self._restarted_at = time.monotonic()
+        self._restarted_at = self.clock()
 
     def is_unused(self, record: Record) -> bool:
         """Whether no pod could use a deleted claim when :meth:`ended` last checked it, and its grace period was not restarted since."""
@@ -147,7 +155,7 @@ class ClaimPods:
         self._users = {key: pods for key, pods in self._users.items() if key in recorded}
         self._unused_since = {key: since for key, since in self._unused_since.items() if key in recorded}
         pods = await self._pods() if gone else {}
-        now, waiting = time.monotonic(), self._all_waiting()
+        now, waiting = self.clock(), self._all_waiting()
         out = []
         for record in gone:
             key = (record.uid, record.created)

@@ -8,7 +8,7 @@ After a reboot of the node, records stay and keep their devices held. The start 
 prepared before the reboot is rolled back when the kubelet prepares or unprepares it. It is also rolled back when another claim needs its
 devices, or when it has vanished from the API server.
 A repeated prepare returns the recorded response if the claim was prepared in this boot, its record is not ``recovered``, and its
-allocation did not change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds,
+allocation did not change. If the API server returns an error or does not respond for 1.2 seconds,
 ``engine.py`` returns the recorded response without comparing the allocation. If the API server reports that the claim does not exist,
 the call fails.
 

@@ -45,13 +45,18 @@ class ProcessSpec:
                 raise DriverError(
                     f"{call}: {option} is {shown(seconds)}, it must be above 0 and at most {_MAX_SECONDS:g} seconds"
                 )
-        if not str(self.cwd).startswith("/"):
-            raise DriverError(f"{call}: cwd is {shown(str(self.cwd))}, it must be an absolute path")
+        cwd = str(self.cwd) if isinstance(self.cwd, Path) else self.cwd
+        if not _is_text(cwd) or not cwd.startswith("/"):
+            raise DriverError(f"{call}: cwd is {shown(cwd)}, it must be an absolute path")
         for key, value in self.env.items():
             if not isinstance(key, str) or not _VARIABLE.fullmatch(key) or not _is_text(value):
                 raise DriverError(
                     f"{call}: env contains {printable(key)}={shown(value)}, which is not a variable with a text value"
                 )
+        # Of a subclass of str, which a record cannot have, only the text is kept.
+        object.__setattr__(self, "name", _plain(self.name))
+        object.__setattr__(self, "cwd", _plain(cwd))
+        object.__setattr__(self, "env", {_plain(key): _plain(value) for key, value in self.env.items()})
         object.__setattr__(self, "argv", _words(call, "argv", self.argv))
         object.__setattr__(self, "stop", _words(call, "stop", self.stop, may_be_empty=True))
 
@@ -63,10 +68,14 @@ class ProcessSpec:
 def _words(call: str, option: str, words: Sequence[str | Path], *, may_be_empty: bool = False) -> tuple[str, ...]:
     if isinstance(words, str) or not isinstance(words, Sequence) or not (words or may_be_empty):
         raise DriverError(f"{call}: {option} is {shown(words)}, it must be a list: the program and its arguments")
-    out = tuple(str(w) if isinstance(w, Path) else w for w in words)
-    if wrong := next((w for w in out if not _is_text(w)), None):
+    texts = [str(w) if isinstance(w, Path) else w for w in words]
+    if wrong := next((w for w in texts if not _is_text(w)), None):
         raise DriverError(f"{call}: {option} contains {shown(wrong)}, it must contain text")
-    return out
+    return tuple(map(_plain, texts))
+
+
+def _plain(text: str) -> str:
+    return str.__str__(text)
 
 
 def _is_text(value: object) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
@@ -17,14 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.record import UnreadableRecord, checked_line, checked_text, encode_record
-from dra_kubeletplugin.claims.store import files
 from dra_kubeletplugin.claims.store.files import LOCK, forget, read_rows, synced_path
 from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER, Records, file_name
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import (
     RECORDS,
     damage_body,
@@ -100,8 +98,8 @@ async def test_a_change_in_the_same_step_of_the_clock_by_an_instance_that_has_en
     async with instance(tmp_path) as store:
         async with instance(tmp_path) as other:
             await insert(store, make_record("a", "d-0"))
+            modified = store.path.stat().st_mtime_ns
             await insert(other, make_record("b", "d-1"))
-            modified = store.folder._modified
             os.utime(store.path, ns=(modified, modified))
         os.utime(store.path, ns=(modified, modified))
         assert set(await store.held()) == {("node", "d-0"), ("node", "d-1")}
@@ -275,6 +273,41 @@ async def test_a_folder_that_is_replaced_in_a_transaction_gets_its_changes(tmp_p
         assert await store.recovering()
 
 
+async def test_an_equal_copy_of_the_folder_or_of_a_record_is_not_written_again(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await recovered(store)
+        record = make_record_with_file(tmp_path, "a", "d-0")
+        await insert(store, record)
+        shutil.copytree(store.path, tmp_path / "copy")
+        store.path.rename(tmp_path / "away")
+        (tmp_path / "copy").rename(store.path)
+        inode = (store.path / "a.json").stat().st_ino
+        await store.check_files()
+        assert (store.path / "a.json").stat().st_ino == inode
+        record.updated = record.created  # as in the note
+        (store.path / "a.json").write_bytes(encode_record(record, record.holds()))
+    async with instance(tmp_path) as store:
+        await store.all()
+        assert (store.path / "a.json").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+@pytest.mark.parametrize("is_rebooted", [True, False])
+async def test_a_note_of_an_earlier_boot_is_only_used_if_the_whole_folder_was_lost(
+    tmp_path: Path, is_removed: bool, is_rebooted: bool
+) -> None:
+    async with instance(tmp_path) as store:
+        await recovered(store)
+        await insert(store, make_record("b", "d-1"))
+    make_record_with_file(tmp_path, "a", "d-0")
+    if is_removed:
+        shutil.rmtree(store.path)
+    async with instance(tmp_path, boot="next boot" if is_rebooted else "boot") as store:
+        await store.all()
+        assert ("a" in states(store.path)) is (is_removed or not is_rebooted)
+        assert await store.recovering() is (is_removed or not is_rebooted)
+
+
 # --- damaged files ----------------------------------------------------------------------------------
 
 
@@ -335,7 +368,7 @@ async def test_a_damaged_file_is_written_again_from_its_copy_or_stays(
     assert await store.recovering() is (copy in ("no copy", "memory of another instance"))
     for opened in {first, store}:
         await opened.close()
-        opened.folder.process.release() if opened.folder.process._lock else None
+        opened.folder.process.release()
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -608,58 +641,22 @@ async def test_a_read_only_folder_is_an_error_and_frees_nothing(tmp_path: Path, 
     store.folder.process.release()
 
 
-async def test_a_folder_without_locks_is_an_error_and_frees_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_without_locks_is_an_error_and_frees_nothing(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("a", "d-0"))
-        with monkeypatch.context() as patch:
-
-            def flock(*_: Any) -> None:
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-            patch.setattr(fcntl, "flock", flock)
-            with pytest.raises(RecordsError, match="No locks available"):
-                await end(store, "a")
+        with failing_calls(errno.ENOLCK, "flock"), pytest.raises(RecordsError, match="No locks available"):
+            await end(store, "a")
         await check_held(store, "d-0")
 
 
 # --- writes that fail -------------------------------------------------------------------------------
 
 
-class Fault:
-    """Makes calls of ``os`` whose arguments contain ``text`` fail, from the ``number``-th such call on, and counts them."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int, number: int = 1, text: str = "") -> None:
-        self.calls = 0
-        real = getattr(os, call)
-
-        def failing(*args: Any, **options: Any) -> Any:
-            if text in str(args):
-                self.calls += 1
-                if self.calls >= number:
-                    raise OSError(error, os.strerror(error), *args[:1])
-            return real(*args, **options)
-
-        patch.setattr(os, call, failing)
-
-
-async def test_a_full_disk_fails_only_the_claims_that_it_has_no_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_fails_only_the_claims_that_it_has_no_room_for(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("kept", "d-9"))
-        write = directory.write_all
-
-        def fail_for_large(fd: int, data: bytes) -> None:
-            if b"large" in data:
-                os.write(fd, data[:9])
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            write(fd, data)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "write_all", fail_for_large)
-            rows = [make_record("a", "d-0"), make_record("large", "d-1"), make_record("b", "d-2")]
+        rows = [make_record("a", "d-0"), make_record("large", "d-1"), make_record("b", "d-2")]
+        with failing_calls(errno.ENOSPC, "open", text="large"):
             a, large, b, freed = await asyncio.gather(
                 *(insert(store, row) for row in rows), end(store, "kept"), return_exceptions=True
             )
@@ -674,7 +671,7 @@ async def test_a_full_disk_fails_only_the_claims_that_it_has_no_room_for(
 @pytest.mark.parametrize("call", ["rename", "link", "fsync"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 async def test_after_a_write_of_several_files_that_fails_halfway_memory_and_files_agree(
-    tmp_path: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, call: str, number: int
 ) -> None:
     async with instance(tmp_path) as store:
         for uid in "abc":
@@ -689,8 +686,7 @@ async def test_after_a_write_of_several_files_that_fails_halfway_memory_and_file
             records.forget("b")
             records.insert(make_record("new", "d-b"))
 
-        with monkeypatch.context() as patch:
-            Fault(patch, call, errno.ENOSPC, number=number)
+        with failing_calls(errno.ENOSPC, call, when=lambda n: n >= number):
             error = (await asyncio.gather(store.do(change, Mode.SYNC), return_exceptions=True))[0]
         assert isinstance(error, RecordsError) or (call, number) in {("fsync", 2), ("fsync", 3)}
         await insert(store, make_record("later", "d-later"))
@@ -700,7 +696,7 @@ async def test_after_a_write_of_several_files_that_fails_halfway_memory_and_file
         assert not list(store.path.glob(".*.new"))
 
 
-async def test_a_process_that_dies_in_a_recovery_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_in_a_recovery_repeats_it(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         assert await store.recovering()
 
@@ -708,64 +704,8 @@ async def test_a_process_that_dies_in_a_recovery_repeats_it(tmp_path: Path, monk
             records.clear_meta(RECOVER)
             records.insert(make_record("reported", "d-0", recovered=True))
 
-        with monkeypatch.context() as patch:
-            Fault(patch, "rename", errno.EIO, text="reported.json")
-            with pytest.raises(RecordsError):
-                await store.do(merge)
+        with failing_calls(errno.EIO, "rename", text="reported.json"), pytest.raises(RecordsError):
+            await store.do(merge)
         await kill(store)
     async with instance(tmp_path) as store:
         assert await store.recovering()
-
-
-# --- repairs that fail ------------------------------------------------------------------------------
-
-
-async def make_damage(folder: Path) -> None:
-    """Creates claims with each kind of loss."""
-    async with instance(folder) as store:
-        await recovered(store)
-        for uid in ("noted", "removed"):
-            await insert(store, make_record_with_file(folder, uid, f"d-{uid}"))
-        for uid in ("intact", "aside", "second"):
-            await insert(store, make_record(uid, f"d-{uid}"))
-        await kill(store)
-    for uid in ("noted", "aside"):
-        (store.path / file_name(uid)).write_bytes(b"garbage")
-    for uid in ("removed", "second"):
-        (store.path / file_name(uid)).unlink()
-
-
-async def check_repaired(folder: Path, store: RecordStore) -> None:
-    await check_held(store, "d-noted", "d-removed", "d-intact", "d-second")
-    assert await store.damaged() == ["aside"]
-    assert await store.recovering()
-    assert not list(store.path.glob(".*.new"))
-
-
-@pytest.mark.parametrize("then", ["it goes on", "it is killed"])
-@pytest.mark.parametrize(
-    "call", ["open", "rename", "link", "fdatasync", "fsync", "scandir", "listdir", "read", "write"]
-)
-async def test_a_repair_that_fails_at_any_call_loses_nothing_and_succeeds_later(
-    tmp_path: Path, call: str, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = errno.EMFILE if call in ("open", "scandir", "listdir", "read") else errno.ENOSPC
-    for number in range(1, 100):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        await make_damage(folder)
-        store = open_store(folder)
-        with monkeypatch.context() as patch:
-            fault = Fault(patch, call, error, number)
-            for _ in range(2):
-                await asyncio.gather(insert(store, make_record("x", "d-x")), return_exceptions=True)
-        if then == "it is killed":
-            await kill(store)
-            store = open_store(folder)
-        await check_repaired(folder, store)
-        assert len(store.folder.report) <= 4, "each repair is reported once"
-        await store.close()
-        store.folder.process.release()
-        if fault.calls < number:
-            return
-    pytest.fail("the repair has no end")

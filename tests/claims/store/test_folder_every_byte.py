@@ -31,8 +31,6 @@ from tests.helpers.crash.record_stores import (
     make_record_with_file,
     memory_folder,
     open_store,
-    run_now,
-    stop,
 )
 
 CLAIMS, NODES = 50, 10
@@ -55,25 +53,25 @@ def write_claims(folder: Path, numbers: Sequence[int]) -> None:
         if i % 3 == 0:
             devices.append({"request": "r", "pool": "other", "device": f"admin-{i}", "adminAccess": True})
         record = make_record(uid, device, State.PREPARING, "1-owner", devices=devices, undo=undo)
-        run_now(store, lambda records, record=record: records.insert(record), Mode.SYNC)
+        store.run_now(lambda records, record=record: records.insert(record), Mode.SYNC)
         fence = record.fence
         record.undo = undo * 2
-        assert run_now(store, lambda records, record=record, fence=fence: records.update(record, fence), Mode.SYNC)
+        assert store.run_now(lambda records, record=record, fence=fence: records.update(record, fence), Mode.SYNC)
         if i % 5 != 1:
             doc: dict[str, Any] = {"devices": devices, "undo": undo * 2}
             record = make_record_with_file(folder, uid, device, created=record.created, **doc)
-            assert run_now(store, lambda records, record=record, fence=fence: records.update(record, fence))
+            assert store.run_now(lambda records, record=record, fence=fence: records.update(record, fence))
         if i % 5 in {2, 4}:
             fence, record.state, record.owner = record.fence, State.UNPREPARING, "1-owner"
-            assert run_now(store, lambda records, record=record, fence=fence: records.update(record, fence))
+            assert store.run_now(lambda records, record=record, fence=fence: records.update(record, fence))
         if i % 5 == 2 or i % 10 == 9:  # the files are deleted before the record
             for path in files_of_claim(folder, uid):
                 path.unlink()
         if i % 5 == 2:
-            assert run_now(store, lambda records, record=record: records.delete(record.fence))
+            assert store.run_now(lambda records, record=record: records.delete(record.fence))
         if i % 10 == 0:
-            run_now(store, lambda records, i=i: records.set_meta("key", str(i)))
-    stop(store)
+            store.run_now(lambda records, i=i: records.set_meta("key", str(i)))
+    store.stop()
 
 
 def files_of_claim(folder: Path, uid: str) -> list[Path]:
@@ -104,10 +102,10 @@ def start(folder: Path, devices: Sequence[tuple[str, str]]) -> Start:
 
     store = open_store(folder)
     try:
-        found: Start = run_now(store, read, Mode.READ)
+        found: Start = store.run_now(read, Mode.READ)
         return found
     finally:
-        stop(store)
+        store.stop()
 
 
 class Change(NamedTuple):

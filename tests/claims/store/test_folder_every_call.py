@@ -21,7 +21,7 @@ import pytest
 
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.record_node import RecordNode
-from tests.helpers.crash.record_stores import data_files, end_recovery, kill_now, memory_folder
+from tests.helpers.crash.record_stores import data_files, end_recovery, memory_folder
 
 CALLS = [
     "open", "read", "write", "pread", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "replace", "unlink", "link",
@@ -151,14 +151,14 @@ def check_killed(work: str, instances: int, folder: Path, number: int) -> bool:
     calls = Calls(number, Killed, permanent=True)
     do_work(node, work, calls)
     try:
-        kill_now(node.stores[0])
+        node.stores[0].kill_now()
         for store in node.stores[1:]:
             store.folder.check()
             node.check(store)
         restarted = node.start()
         node.check_end(restarted, node.stores[1:])
         for store in [restarted, *node.stores[1:]]:
-            kill_now(store)
+            store.kill_now()
     except BaseException as e:
         e.add_note(f"killed before call {number}, {calls.reached}")
         raise
@@ -177,10 +177,10 @@ def check_failed(work: str, instances: int, error: int, folder: Path, number: in
             node.check(store)
             assert node.state(store) == node.state(node.stores[0])
         for store in node.stores:
-            kill_now(store)
+            store.kill_now()
         restarted = node.start()
         node.check_end(restarted, [])
-        kill_now(restarted)
+        restarted.kill_now()
     except BaseException as e:
         e.add_note(f"call {number} failed, {calls.reached}")
         raise

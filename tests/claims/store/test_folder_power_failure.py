@@ -28,12 +28,9 @@ from dra_kubeletplugin.errors import DeviceHeldError
 from tests.helpers.crash.record_node import RecordNode
 from tests.helpers.crash.record_stores import (
     end_recovery,
-    kill_now,
     make_record,
     memory_folder,
     open_store,
-    run_now,
-    stop,
 )
 
 CALLS = [
@@ -235,7 +232,7 @@ def record_changes(folder: Path, instances: int) -> Disk:
         for _ in run_claims(node):
             disk.mark()
     for store in node.stores:
-        kill_now(store)
+        store.kill_now()
     return disk
 
 
@@ -252,10 +249,10 @@ def check_start(folder: Path, moment: Moment) -> bool:
         return {row.uid: row for row in records.read_all()}, records.has_meta(RECOVER), holders
 
     store = open_store(folder, boot="next")
-    first = run_now(store, read, Mode.READ)
-    stop(store)
+    first = store.run_now(read, Mode.READ)
+    store.stop()
     store = open_store(folder, boot="next")
-    rows, recovering, holders = run_now(store, read, Mode.READ)
+    rows, recovering, holders = store.run_now(read, Mode.READ)
     assert (rows, recovering, holders) == first, "the second start finds other claims than the first one"
     if not recovering:
         for device, uid in moment.holders.items():
@@ -265,12 +262,12 @@ def check_start(folder: Path, moment: Moment) -> bool:
     else:
         end_recovery(store)
     record = make_record("further", "d-further", State.PREPARING, "1-owner")
-    run_now(store, lambda records: records.insert(record), Mode.SYNC)
+    store.run_now(lambda records: records.insert(record), Mode.SYNC)
     fence, record.state = record.fence, State.PREPARED
-    assert run_now(store, lambda records: records.update(record, fence))
-    assert run_now(store, lambda records: records.delete(record.fence))
-    assert {row.uid for row in run_now(store, Records.read_all, Mode.READ)} == rows.keys()
-    stop(store)
+    assert store.run_now(lambda records: records.update(record, fence))
+    assert store.run_now(lambda records: records.delete(record.fence))
+    assert {row.uid for row in store.run_now(Records.read_all, Mode.READ)} == rows.keys()
+    store.stop()
     return bool(recovering)
 
 

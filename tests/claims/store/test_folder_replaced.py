@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,23 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import RecordStore, State
+from dra_kubeletplugin import Claim, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.claims import State
 from dra_kubeletplugin.claims.metadata_files import generation
 from dra_kubeletplugin.claims.record import VERSION, UnreadableRecord
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.errors import DraError, HardwareUnknownError, RecordsBusyError, RecordsError
+from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import (
     BOOT,
     DRIVER,
     RECORDS,
     PoolSupply,
+    Store,
     damage_file,
     end_recovery,
     make_record,
@@ -32,22 +34,20 @@ from tests.helpers.crash.record_stores import (
     open_store,
     records_locked,
     remove_records,
-    run_now,
     set_version,
-    stop,
 )
 
 UID = "11111111-1111-1111-1111-111111111111"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RecordStore]:
+def store(tmp_path: Path) -> Iterator[Store]:
     """An open store with the claim u-0 and its note."""
     opened = open_store(tmp_path)
     end_recovery(opened)
-    run_now(opened, lambda records: records.insert(make_record_with_file(tmp_path, "u-0", "d-0")), Mode.SYNC)
+    opened.run_now(lambda records: records.insert(make_record_with_file(tmp_path, "u-0", "d-0")), Mode.SYNC)
     yield opened
-    stop(opened)
+    opened.stop()
 
 
 def damage_both(folder: Path, uid: str) -> None:
@@ -61,13 +61,13 @@ def replace_by(folder: Path, copy: Path) -> None:
     shutil.copytree(copy, folder / RECORDS)
 
 
-def test_an_older_copy_of_the_folder_does_not_end_a_pending_recovery(store: RecordStore, tmp_path: Path) -> None:
+def test_an_older_copy_of_the_folder_does_not_end_a_pending_recovery(store: Store, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / RECORDS, tmp_path / "copy")
-    run_now(store, lambda records: records.insert(make_record("u-1", "d-1", complete=True)), Mode.SYNC)
-    stop(store)
+    store.run_now(lambda records: records.insert(make_record("u-1", "d-1", complete=True)), Mode.SYNC)
+    store.stop()
     damage_both(tmp_path, "u-1")
     restarted = open_store(tmp_path)
-    run_now(restarted, Records.read_all, Mode.READ)
+    restarted.run_now(Records.read_all, Mode.READ)
     replace_by(tmp_path, tmp_path / "copy")
     for _ in range(2):
         restarted.folder.check()
@@ -75,20 +75,18 @@ def test_an_older_copy_of_the_folder_does_not_end_a_pending_recovery(store: Reco
     transitions = Transitions(process, BOOT, lambda uid: False)
     wanted = make_record("u-2", "d-1", State.PREPARING, process.id)
     with pytest.raises(HardwareUnknownError):
-        run_now(restarted, lambda records: transitions.begin(records, wanted, None, PoolSupply()), Mode.SYNC)
-    stop(restarted)
+        restarted.run_now(lambda records: transitions.begin(records, wanted, None, PoolSupply()), Mode.SYNC)
+    restarted.stop()
 
 
-def test_memory_is_newer_than_an_older_copy_of_the_folder_with_the_same_states(
-    store: RecordStore, tmp_path: Path
-) -> None:
+def test_memory_is_newer_than_an_older_copy_of_the_folder_with_the_same_states(store: Store, tmp_path: Path) -> None:
     metadata = {"generation": 1, "podClaim": "", "requests": {"r": [{"driver": DRIVER, "pool": "node", "name": "d-1"}]}}
     shared = {"step": "t", "key": "k", "data": {}}
     for record in (
         make_record_with_file(tmp_path, "u-1", "d-1", metadata=metadata),
         make_record("u-2", "d-2", State.UNPREPARING, shared=[{**shared, "ready": True}]),
     ):
-        run_now(store, lambda records, record=record: records.insert(record), Mode.SYNC)
+        store.run_now(lambda records, record=record: records.insert(record), Mode.SYNC)
     shutil.copytree(tmp_path / RECORDS, tmp_path / "copy")
 
     def update(records: Records) -> None:
@@ -100,65 +98,52 @@ def test_memory_is_newer_than_an_older_copy_of_the_folder_with_the_same_states(
         assert records.update(undone, undone.fence)
 
     def state() -> tuple[int, bool, bool]:
-        rows: dict[str, Any] = {row.uid: row for row in run_now(store, Records.read_all, Mode.READ)}
+        rows: dict[str, Any] = {row.uid: row for row in store.run_now(Records.read_all, Mode.READ)}
         return generation(rows["u-1"], "r"), rows["u-2"].undone, rows["u-2"].shared[0]["ready"]
 
-    run_now(store, update)
+    store.run_now(update)
     assert state() == (6, True, False)
     replace_by(tmp_path, tmp_path / "copy")
     store.folder.check()
     assert state() == (6, True, False)
 
 
-def test_after_a_failed_first_opening_no_read_finds_an_empty_store(
-    store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    stop(store)
+def test_after_a_failed_first_opening_no_read_finds_an_empty_store(store: Store, tmp_path: Path) -> None:
+    store.stop()
     run = open_store(tmp_path, wait=0.05)
     damage_both(tmp_path, "u-0")
     for note in (tmp_path / "cdi").glob(".*"):
         note.unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", fail)
-        with pytest.raises(RecordsError):
-            run_now(run, Records.read_all, Mode.READ)
+    with failing_calls(errno.EIO, "rename"), pytest.raises(RecordsError):
+        run.run_now(Records.read_all, Mode.READ)
     with records_locked(tmp_path / RECORDS), pytest.raises(RecordsBusyError):
-        run_now(run, Records.read_all, Mode.READ)
-    assert [row.uid for row in run_now(run, Records.read_all, Mode.READ)] == ["u-0"]
-    stop(run)
+        run.run_now(Records.read_all, Mode.READ)
+    assert [row.uid for row in run.run_now(Records.read_all, Mode.READ)] == ["u-0"]
+    run.stop()
 
 
-def test_a_record_of_a_newer_version_is_not_replaced_by_the_copy_of_this_version(
-    store: RecordStore, tmp_path: Path
-) -> None:
-    stop(store)
+def test_a_record_of_a_newer_version_is_not_replaced_by_the_copy_of_this_version(store: Store, tmp_path: Path) -> None:
+    store.stop()
     set_version(tmp_path / RECORDS, "u-0", VERSION + 1)
     before = (tmp_path / RECORDS / "u-0.json").read_bytes()
     restarted = open_store(tmp_path)
-    (row,) = run_now(restarted, Records.read_all, Mode.READ)
+    (row,) = restarted.run_now(Records.read_all, Mode.READ)
     assert isinstance(row, UnreadableRecord)
     assert (tmp_path / RECORDS / "u-0.json").read_bytes() == before
-    stop(restarted)
+    restarted.stop()
 
 
-class PartDriver(Driver):
+class PartDriver(PlainDriver):
     """Remembers the calls that change the hardware."""
 
-    name = DRIVER
-
     def __init__(self) -> None:
+        super().__init__()
         self.calls: list[str] = []
-
-    def devices(self) -> list[Any]:
-        return []
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         await claim.on_undo("part")
         self.calls.append("on")
-        return [d.prepared(ContainerEdits(env={"X": "1"})) for d in claim.devices]
+        return await super().prepare(claim)
 
     async def undo_part(self, claim: PreparedClaim) -> None:
         self.calls.append("off")
@@ -180,21 +165,8 @@ async def test_a_claim_that_another_instance_has_ended_is_not_answered_from_memo
         assert isinstance(response, DraError) or driver.calls[-1] == "on"
 
 
-async def test_after_a_loss_of_the_folder_and_a_reboot_the_copies_still_undo_their_claims(tmp_path: Path) -> None:
-    """If the CDI folder survives a reboot."""
-    api, driver = FakeApiServer(), PartDriver()
-    ref = api.allocate("c", UID, "d-1", DRIVER)
-    async with running_manager(tmp_path, driver, api, "boot-1") as manager:
-        assert not isinstance(await manager.prepare(ref), DraError)
-        path = manager.settings.records_path
-    remove_records(path)
-    async with running_manager(tmp_path, driver, api, "boot-2") as manager:
-        assert await manager.unprepare(ref) == ()
-    assert driver.calls == ["on", "off"]
-
-
 async def test_a_cdi_folder_that_cannot_be_read_does_not_stop_claims_without_cdi_edits(tmp_path: Path) -> None:
-    class Plain(PartDriver):
+    class Plain(PlainDriver):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return [d.prepared() for d in claim.devices]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -49,50 +49,10 @@ async def run(store: RecordStore, work: Callable[[], Result]) -> Result:
     return await store.do(lambda _: work(), Mode.READ)
 
 
-def count_batches(store: RecordStore, patch: pytest.MonkeyPatch) -> list[int]:
-    """Returns a list that grows with each batch."""
-    batches, work = list[int](), store._work
-
-    def counted(jobs: Sequence[Any]) -> list[object]:
-        batches.append(len(jobs))
-        return work(jobs)
-
-    patch.setattr(store, "_work", counted)
-    return batches
-
-
 async def held_up(store: RecordStore, gate: Gate) -> asyncio.Task[str]:
     task = asyncio.create_task(run(store, gate.pass_through))
     await wait_until(gate.began.is_set)
     return task
-
-
-def result_of(number: int) -> int:
-    return 2 * number
-
-
-async def test_operations_during_a_batch_are_the_next_batch(
-    store: RecordStore, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = count_batches(store, monkeypatch)
-    first = await held_up(store, gate)
-    later = asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2, 3)))  # type: ignore[misc]
-    await asyncio.sleep(0.02)
-    assert len(batches) == 1
-    gate.open.set()
-    assert (await first, await later) == ("passed", [2, 4, 6])
-    assert len(batches) == 2
-    assert await asyncio.gather(*(run(store, lambda n=n: result_of(n)) for n in (1, 2))) == [2, 4]  # type: ignore[misc]
-    assert len(batches) == 3
-
-
-async def test_each_operation_has_its_own_exception(store: RecordStore) -> None:
-    def fail() -> None:
-        raise KeyError("k")
-
-    failed, succeeded = await asyncio.gather(run(store, fail), run(store, lambda: 1), return_exceptions=True)
-    assert isinstance(failed, KeyError)
-    assert succeeded == 1
 
 
 async def test_an_exception_that_ends_programs_reaches_the_caller_and_the_thread_continues(store: RecordStore) -> None:
@@ -106,18 +66,16 @@ async def test_an_exception_that_ends_programs_reaches_the_caller_and_the_thread
 
 async def test_a_cancelled_call_affects_no_other_operation(store: RecordStore, gate: Gate) -> None:
     first = await held_up(store, gate)
-    waiting = [asyncio.create_task(run(store, lambda n=n: result_of(n))) for n in (1, 2)]  # type: ignore[misc]
+    waiting = [asyncio.create_task(run(store, work)) for work in (lambda: 1, lambda: 2)]
     await asyncio.sleep(0)
     first.cancel()
     waiting[0].cancel()
     gate.open.set()
-    assert await waiting[1] == 4
+    assert await waiting[1] == 2
 
 
 async def test_a_driver_that_cancels_all_tasks_does_not_stop_the_records(store: RecordStore, gate: Gate) -> None:
-    calls = [asyncio.ensure_future(run(store, gate.pass_through))]
-    await wait_until(gate.began.is_set, "the batch")
-    calls.append(asyncio.ensure_future(run(store, lambda: "second")))
+    calls = [await held_up(store, gate), asyncio.ensure_future(run(store, lambda: "second"))]
     await asyncio.sleep(0)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
@@ -128,8 +86,7 @@ async def test_a_driver_that_cancels_all_tasks_does_not_stop_the_records(store: 
 
 
 async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: RecordStore, gate: Gate) -> None:
-    first = await held_up(store, gate)
-    second = asyncio.create_task(run(store, lambda: 2))
+    first, second = await held_up(store, gate), asyncio.create_task(run(store, lambda: 2))
     await asyncio.sleep(0)
     closing = asyncio.create_task(store.close(60))
     await asyncio.sleep(0.02)
@@ -141,15 +98,15 @@ async def test_a_close_waits_for_all_operations_and_rejects_new_ones(store: Reco
         await run(store, lambda: 3)
 
 
-async def test_the_wait_of_a_close_is_bounded(store: RecordStore, gate: Gate) -> None:
-    first = await held_up(store, gate)
+async def test_the_wait_of_a_close_is_bounded_and_without_use_there_is_no_wait_and_no_file(
+    store: RecordStore, gate: Gate, tmp_path: Path
+) -> None:
+    unused = open_store(tmp_path)
     async with asyncio.timeout(30):
+        await unused.close(60)
+        assert not unused.path.exists()
+        unused.folder.process.release()
+        first = await held_up(store, gate)
         await store.close(0.01)
     gate.open.set()
     assert await first == "passed"
-
-
-async def test_a_store_without_use_closes_at_once_and_makes_no_file(store: RecordStore) -> None:
-    async with asyncio.timeout(30):
-        await store.close(60)
-    assert not store.path.exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, PluginContext
-from dra_kubeletplugin.claims.instance_lock import InstanceLock
+from dra_kubeletplugin.claims.intervals import Intervals
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.attachment import attach
 from dra_kubeletplugin.driver.calls import Calls
@@ -23,6 +25,7 @@ from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
+from tests.helpers.crash.record_stores import KillableLock
 from tests.helpers.pod_resources import listing_pods
 
 
@@ -92,14 +95,26 @@ class FakeApiServer:
         return ClaimIdentity("ns", name, uid)
 
 
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class RunningManager:
-    """One plugin instance. ``claims`` is its claim manager. ``changes`` counts how often claims acquired or released
-    devices.
+    """One plugin instance. ``claims`` is its claim manager. ``changes`` counts how often claims acquired or released devices.
+
+    ``options`` are settings, waits of :class:`Intervals`, and ``clock``.
     """
 
     def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
         # Long time-outs: on a busy machine, a slow step must not fail the test.
         options = {"call_timeout": 60, "lock_timeout": 30, "reconcile_grace_period": 0, **options}
+        waits = {name: options.pop(name) for name in Intervals.__struct_fields__ if name in options}
+        clock: Callable[[], float] = options.pop("clock", time.monotonic)
         self.settings = Settings(
             driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
         )
@@ -109,9 +124,18 @@ class RunningManager:
         self.inventory = Inventory("node")
         self.metrics = Metrics()
         self.changes = 0
-        self.process = InstanceLock(self.settings.plugin_dir / "processes")
+        self.process = KillableLock(self.settings.plugin_dir / "processes")
         self.claims = ClaimManager(
-            PluginContext(driver, self.calls, api, self.inventory, self.settings, self.metrics),  # type: ignore[arg-type]
+            PluginContext(
+                driver,
+                self.calls,
+                api,
+                self.inventory,
+                self.settings,
+                self.metrics,
+                Intervals(**waits),
+                clock,  # type: ignore[arg-type]
+            ),
             self.process,
             boot,
             self._changed,
@@ -142,6 +166,22 @@ class RunningManager:
 
     async def unprepare(self, ref: ClaimIdentity) -> ClaimOutcome:
         return (await self.claims.unprepare([ref]))[ref.uid]
+
+    async def decided(self) -> None:
+        """Returns when the calls that have begun have decided from the records, unless they wait for something else."""
+        for _ in range(5):
+            await self.claims.store.all()
+
+    @contextlib.asynccontextmanager
+    async def background(self, name: str) -> AsyncIterator[None]:
+        """Runs a background task, and asserts that it does not end."""
+        task = asyncio.ensure_future(self.claims.background()[name]())
+        try:
+            yield
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def records(self) -> dict[str, str]:
         """Returns the state of each claim by UID."""

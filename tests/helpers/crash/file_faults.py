@@ -1,8 +1,9 @@
-"""Makes single file operations below some folders fail with an OSError, in the whole process."""
+"""Makes single file operations fail with an OSError, in the whole process."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,49 @@ import pytest
 
 _BY_PATH = ("open", "rename", "unlink", "mkdir", "rmdir", "symlink", "readlink", "listdir", "scandir", "stat", "lstat")
 _BY_DESCRIPTOR = ("write", "pwrite", "fchmod", "ftruncate", "fstat", "close")
+
+
+@contextlib.contextmanager
+def failing_calls(
+    error: int,
+    *names: str,
+    text: str = "",
+    when: Callable[[int], bool] = lambda number: True,
+    takes_effect: bool = False,
+    do: Callable[[], object] = lambda: None,
+) -> Iterator[list[str]]:
+    """Makes functions of ``os`` raise an ``OSError`` with the errno ``error``; with 0, it raises nothing.
+
+    Args:
+        text: what the arguments of a call must contain.
+        when: whether the call with this number fails; the first call has number 1.
+        takes_effect: whether a call takes effect before it fails.
+        do: is called before a call that fails.
+
+    Yields the list of the calls, which grows.
+    """
+    calls: list[str] = []
+
+    def failing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if text not in f"{args}":
+                return real(*args, **options)
+            calls.append(name)
+            if not when(len(calls)):
+                return real(*args, **options)
+            do()
+            result = real(*args, **options) if takes_effect or not error else None
+            if error:
+                raise OSError(error, os.strerror(error), *args[:1])
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            owner = fcntl if name == "flock" else os
+            patch.setattr(owner, name, failing(name, getattr(owner, name)))
+        yield calls
 
 
 class FileFaults:

@@ -13,21 +13,20 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.record import Row
 from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.errors import DeviceHeldError
 from tests.helpers.crash.record_stores import (
     DRIVER,
+    Store,
     data_files,
     end_recovery,
     make_record,
     make_record_with_file,
     memory_folder,
     open_store,
-    run_now,
-    stop,
 )
 
 UNDO = [{"step": "s", "data": {"i": 1}}]  # undo steps of each claim
@@ -51,22 +50,22 @@ class RecordNode:
             for _ in itertools.islice(self.prepare(f"u-{i}", f"d-{i}", self.stores[-1]), steps):
                 pass  # the first instance may not have read these records yet
 
-    def start(self) -> RecordStore:
+    def start(self) -> Store:
         store = open_store(self.folder, wait=0.01)
         self.read(store)
         return store
 
-    def read(self, store: RecordStore) -> list[Row]:
-        rows: list[Row] = run_now(store, Records.read_all, Mode.READ)
+    def read(self, store: Store) -> list[Row]:
+        rows: list[Row] = store.run_now(Records.read_all, Mode.READ)
         return rows
 
-    def state(self, store: RecordStore) -> tuple[list[Row], bool]:
-        return self.read(store), run_now(store, lambda records: records.has_meta(RECOVER), Mode.READ)
+    def state(self, store: Store) -> tuple[list[Row], bool]:
+        return self.read(store), store.run_now(lambda records: records.has_meta(RECOVER), Mode.READ)
 
-    def specs(self, store: RecordStore) -> ClaimSpecs:
+    def specs(self, store: Store) -> ClaimSpecs:
         return ClaimSpecs(self.folder / "cdi", DRIVER, store.folder.process.id)
 
-    def prepare(self, uid: str, device: str, store: RecordStore | None = None) -> Iterator[None]:
+    def prepare(self, uid: str, device: str, store: Store | None = None) -> Iterator[None]:
         """Does the steps of an engine: a synced record, a synced undo step, and the files together with the last change."""
         used = store or self.stores[0]
         record = make_record(uid, device, State.PREPARING, used.folder.process.id)
@@ -75,11 +74,11 @@ class RecordNode:
             if not has_state(records, uid, State.PREPARING):  # an operation runs again after an error of the disk
                 records.insert(record)
 
-        run_now(used, hold, Mode.SYNC)
+        used.run_now(hold, Mode.SYNC)
         self.holders[device] = uid
         yield
         record.undo = UNDO
-        assert run_now(used, lambda records: records.update(record, record.fence), Mode.SYNC)
+        assert used.run_now(lambda records: records.update(record, record.fence), Mode.SYNC)
         self.steps[uid] = UNDO
         yield
 
@@ -88,10 +87,10 @@ class RecordNode:
             prepared = make_record_with_file(self.folder, uid, device, **options)
             return records.update(prepared, record.fence) or has_state(records, uid, State.PREPARED)
 
-        assert run_now(used, commit)
+        assert used.run_now(commit)
         yield
 
-    def unprepare(self, uid: str, device: str, store: RecordStore | None = None) -> Iterator[None]:
+    def unprepare(self, uid: str, device: str, store: Store | None = None) -> Iterator[None]:
         """Marks a claim for rollback, removes its files, and deletes its record."""
         used = store or self.stores[0]
 
@@ -102,7 +101,7 @@ class RecordNode:
             assert records.update(row, fence)
             return row
 
-        row: Record = run_now(used, mark_unpreparing)
+        row: Record = used.run_now(mark_unpreparing)
         yield
         self.specs(used).remove(uid)
 
@@ -112,10 +111,10 @@ class RecordNode:
             self.specs(used).remove_note(uid)
             assert records.delete(row.fence) or records.read(uid) is None
 
-        run_now(used, delete_record)
+        used.run_now(delete_record)
         yield
 
-    def roll_back(self, store: RecordStore) -> None:
+    def roll_back(self, store: Store) -> None:
         """Does the work of a start: rolls back the work of dead processes, and removes files without a record."""
         specs, process = self.specs(store), store.folder.process
         for row in self.read(store):
@@ -124,19 +123,19 @@ class RecordNode:
                 self.steps.pop(row.uid, None)
                 specs.remove(row.uid)
                 specs.remove_note(row.uid)
-                assert run_now(store, lambda records, row=row: records.delete(row.fence))
+                assert store.run_now(lambda records, row=row: records.delete(row.fence))
         for uid in set(specs.uids()) - {row.uid for row in self.read(store)}:
             specs.remove(uid)
             specs.remove_note(uid)
         specs.clean(process.alive)
         process.reap_dead()
 
-    def check(self, store: RecordStore) -> None:
+    def check(self, store: Store) -> None:
         """Asserts that each device has one holder, no other claim can get it, and that no undo step is lost."""
         rows = {row.uid: row for row in self.read(store)}
         for device, uid in self.holders.items():
             with pytest.raises(DeviceHeldError) as raised:
-                run_now(store, lambda records, device=device: records.insert(make_record("thief", device)))
+                store.run_now(lambda records, device=device: records.insert(make_record("thief", device)))
             assert [row.uid for row in vars(raised.value)["holders"]] == [uid]
         held = [hold[:3] for row in rows.values() if isinstance(row, Record) for hold in row.holds()]
         assert len(held) == len(set(held))
@@ -145,7 +144,7 @@ class RecordNode:
             assert isinstance(row, Record)
             assert row.undo == steps
 
-    def check_end(self, store: RecordStore, others: Sequence[RecordStore]) -> None:
+    def check_end(self, store: Store, others: Sequence[Store]) -> None:
         """Asserts that a start removes all remains, that all operations succeed, and that all instances agree."""
         self.check(store)
         self.roll_back(store)
@@ -179,10 +178,10 @@ def names_after(uids: frozenset[str], with_files: frozenset[str]) -> set[str]:
     if (uids, with_files) not in EXPECTED:
         with memory_folder() as folder:
             store = open_store(folder)
-            run_now(store, lambda records: records.set_meta("key", "value"))
+            store.run_now(lambda records: records.set_meta("key", "value"))
             for uid in uids:
                 record = make_record_with_file(folder, uid, uid) if uid in with_files else make_record(uid, uid)
-                run_now(store, lambda records, record=record: records.insert(record), Mode.SYNC)
-            stop(store)
+                store.run_now(lambda records, record=record: records.insert(record), Mode.SYNC)
+            store.stop()
             EXPECTED[uids, with_files] = {str(path.relative_to(folder)) for path in data_files(folder)}
     return EXPECTED[uids, with_files]

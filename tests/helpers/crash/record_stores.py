@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -26,22 +27,54 @@ from dra_kubeletplugin.claims.store.files import LOCK
 from dra_kubeletplugin.claims.store.folder import ClaimFolder
 from dra_kubeletplugin.claims.store.records import RECOVER, Records, file_name
 from dra_kubeletplugin.claims.store.store import Mode
+from dra_kubeletplugin.errors import RecordsError
+from tests.helpers.waiting import wait_until
 
 DRIVER = "d.example.com"
 BOOT = "boot"
 RECORDS = "claims"
 
 
-def open_store(folder: Path, wait: float = 5, boot: str = BOOT) -> RecordStore:
+class KillableLock(InstanceLock):
+    def kill(self) -> None:
+        """Releases the lock as the kernel does when the process dies; its file stays. Makes no other call."""
+        lock, self._lock = self._lock, None
+        if lock:
+            lock.close()
+
+
+class Store(RecordStore):
+    """The records of a separate plugin instance."""
+
+    def run_now(self, operation: Callable[..., Any], mode: Mode = Mode.WRITE) -> Any:
+        """Runs an operation in this thread, as the record thread does. Returns its result, or raises its exception."""
+        (response,) = self._work([(operation, mode)])
+        if isinstance(response, BaseException):
+            raise response
+        return response
+
+    def kill_now(self) -> None:
+        """Closes all files of the process, as the kernel does when it dies; the file of the instance stays. Makes no other call."""
+        self.folder.close()
+        assert isinstance(self.folder.process, KillableLock)
+        self.folder.process.kill()
+
+    def stop(self) -> None:
+        """Closes the files of a store that was only used in this thread, and ends the instance."""
+        self.folder.close()
+        self.folder.process.release()
+
+
+def open_store(folder: Path, wait: float = 5, boot: str = BOOT) -> Store:
     """Opens the records as a separate plugin instance."""
-    process = InstanceLock(folder / "processes")
+    process = KillableLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    return RecordStore(ClaimFolder(folder / RECORDS, specs, process, boot, wait, Metrics()))
+    return Store(ClaimFolder(folder / RECORDS, specs, process, boot, wait, Metrics()))
 
 
 @contextlib.asynccontextmanager
-async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[RecordStore]:
+async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[Store]:
     """Yields the store of a new instance. At the end, closes the store and ends the instance."""
     store = open_store(folder, wait, boot)
     try:
@@ -76,39 +109,21 @@ async def insert(store: RecordStore, record: Record) -> None:
 
 async def kill(store: RecordStore) -> None:
     """Ends the store and its instance as SIGKILL does: nothing is written or checked any more."""
-    store._closed = True
-    await store._idle.wait()
+
+    async def refuse(*_: object, **__: object) -> Any:
+        raise RecordsError("the plugin was killed")
+
+    await asyncio.sleep(0)
+    await wait_until(lambda: not store.busy_for)
+    store.do = refuse  # type: ignore[method-assign]
     store.folder.close()
-    assert store.folder.process._lock
-    store.folder.process._lock.close()
+    assert isinstance(store.folder.process, KillableLock)
+    store.folder.process.kill()
 
 
-def run_now(store: RecordStore, operation: Callable[..., Any], mode: Mode = Mode.WRITE) -> Any:
-    """Runs an operation in this thread, as the record thread does. Returns its result, or raises its exception."""
-    (response,) = store._work([(operation, mode)])
-    if isinstance(response, BaseException):
-        raise response
-    return response
-
-
-def end_recovery(store: RecordStore) -> None:
+def end_recovery(store: Store) -> None:
     """Notes that the driver's ``recover()`` has returned. A store without any file begins with a pending recovery."""
-    run_now(store, lambda records: records.clear_meta(RECOVER), Mode.SYNC)
-
-
-def kill_now(store: RecordStore) -> None:
-    """Closes all files of the process, as the kernel does when it dies; the file of the instance stays. Makes no other call."""
-    store.folder.close()
-    process = store.folder.process
-    lock, process._lock = process._lock, None
-    if lock:
-        lock.close()
-
-
-def stop(store: RecordStore) -> None:
-    """Closes the files of a store that was only used in this thread, and ends the instance."""
-    store.folder.close()
-    store.folder.process.release()
+    store.run_now(lambda records: records.clear_meta(RECOVER), Mode.SYNC)
 
 
 def data_files(folder: Path) -> list[Path]:
