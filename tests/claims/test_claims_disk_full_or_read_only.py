@@ -14,22 +14,12 @@ from typing import Any
 import pytest
 
 from dra_devkit.testing import node_with
+from tests.helpers.crash.file_faults import own_disk
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call
 
 pytestmark = pytest.mark.mounts
 NOTHING = {"files": [], "records": [], "held": []}
-
-
-@contextlib.contextmanager
-def own_disk(folder: Path, size: str) -> Iterator[None]:
-    """A tmpfs over ``folder``, which is empty."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextlib.contextmanager

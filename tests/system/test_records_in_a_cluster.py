@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import cli
-from tests.claims.test_claims_disk_full_or_read_only import own_disk
+from tests.helpers.crash.file_faults import own_disk
 from tests.helpers.crash.record_stores import damage_body, damage_file, remove_records
 from tests.helpers.dev_process import DevProcess, run_dev
 from tests.helpers.waiting import block_until

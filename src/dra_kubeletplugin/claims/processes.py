@@ -161,12 +161,12 @@ class ClaimProcesses:
         except OSError as e:
             raise RetryableError(f"{spec.call}: its log cannot be written: {describe(e)}") from None
         return ProcessCommand(
-            argv=tuple(spec.argv),
+            argv=tuple(map(str, spec.argv)),
             log=str(path),
             token=f"{uid}/{spec.name}/{os.urandom(8).hex()}",
             env=dict(spec.env),
             cwd=str(spec.cwd),
-            stop=tuple(spec.stop),
+            stop=tuple(map(str, spec.stop)),
             stop_timeout=float(spec.stop_timeout),
         )
 

@@ -1,10 +1,11 @@
-"""Makes single file operations fail with an OSError, in the whole process."""
+"""Makes single file operations fail with an OSError, in the whole process; and a disk of a small size."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,3 +117,14 @@ class FileFaults:
         if self._should_fail(number):
             self.failed.append(name)
             raise OSError(self._error, os.strerror(self._error), path)
+
+
+@contextlib.contextmanager
+def own_disk(folder: Path, size: str) -> Iterator[None]:
+    """A tmpfs over ``folder``, which is empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
