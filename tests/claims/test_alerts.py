@@ -10,8 +10,8 @@ import pytest
 
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.alerts import Alerts
-from dra_kubeletplugin.claims.intervals import Intervals
 from dra_kubeletplugin.claims.record import UnreadableRecord
+from dra_kubeletplugin.claims.waits import Waits
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.waiting import wait_until
 
@@ -67,7 +67,7 @@ class Setup:
         self.repaired: list[str] = []
         self.fault: Exception | None = None
         self.reads = 0
-        waits = Intervals(alerts=600.0, alerts_retry=0.001)
+        waits = Waits(alerts=600.0, alerts_retry=0.001)
         self.alerts = Alerts(self.events, self.devices, "node-1", self.read, self.repaired, waits)  # type: ignore[arg-type]
 
     async def read(self) -> list[Any]:

@@ -17,7 +17,7 @@ from dra_kubeletplugin import Condition, DeviceStatus, NetworkData
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims.claim_fields import ClaimFields, ClaimIdentity
 from dra_kubeletplugin.claims.device_status import DeviceStatusReporter, merged
-from dra_kubeletplugin.claims.intervals import Intervals
+from dra_kubeletplugin.claims.waits import Waits
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import (
@@ -82,7 +82,7 @@ class Client:
 
 
 def make_reporter(client: Client, manager: str = "m", retry_for: float = 600.0) -> DeviceStatusReporter:
-    waits = Intervals(report_retries=(0.0, 0.0), report_retry_for=retry_for)
+    waits = Waits(report_retries=(0.0, 0.0), report_retry_for=retry_for)
     return DeviceStatusReporter(client, NAME, manager, Metrics(), waits)  # type: ignore[arg-type]
 
 

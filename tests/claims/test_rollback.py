@@ -24,9 +24,9 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
-from dra_kubeletplugin.claims.intervals import Intervals
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
+from dra_kubeletplugin.claims.waits import Waits
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import (
     DeviceHeldError,
@@ -228,7 +228,7 @@ async def _records_are(manager: RunningManager, expected: dict[str, str]) -> boo
 
 
 def test_the_pause_doubles_from_two_seconds_to_five_minutes() -> None:
-    retries = RollbackRetries(Metrics(), Intervals())
+    retries = RollbackRetries(Metrics(), Waits())
     assert [retries.failed("u") for _ in range(10)] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert retries.failed("v", 1_000_000) == 300  # the number of attempts in the record, after a restart
     assert [retries.failed("w"), retries.failed("w", 4), retries.failed("w", 1), retries.failed("w")] == [2, 16, 32, 64]
@@ -433,7 +433,7 @@ class FakeRollbacks:
 
 @contextlib.asynccontextmanager
 async def running_retries(*results: Exception | None) -> AsyncIterator[tuple[RollbackRetries, FakeRollbacks]]:
-    retries = RollbackRetries(Metrics(), Intervals(rollback_retries=(0.0, 0.0), rollback_check=0.001))
+    retries = RollbackRetries(Metrics(), Waits(rollback_retries=(0.0, 0.0), rollback_check=0.001))
     rollbacks = FakeRollbacks(retries, list(results))
     task = asyncio.create_task(retries.run(rollbacks))
     await asyncio.sleep(0)

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
 from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
-from .intervals import Intervals
 from .record import Row, State, UnreadableRecord
+from .waits import Waits
 
 Alert = tuple[Subject, str, str]  # the claim, the event's reason, the event's text
 
@@ -34,25 +34,25 @@ class Alerts:
         node: str,
         rows: Callable[[], Awaitable[Sequence[Row]]],
         repaired: Sequence[str],
-        intervals: Intervals,
+        waits: Waits,
     ) -> None:
         self._events = events
         self._inventory = inventory
         self._node = node_subject(node)
         self._rows = rows
         self._repaired = repaired
-        self._intervals = intervals
+        self._waits = waits
         self._reported: set[Alert] = set()
         self._reported_repairs = 0
 
     async def run(self) -> None:
         """Checks for faults for ever. Never returns, and no external failure ends it."""
         while True:
-            seen, pause = self._inventory.health_version, self._intervals.alerts
+            seen, pause = self._inventory.health_version, self._waits.alerts
             try:
                 await self.check()
             except RecordsError:  # readiness reports it
-                pause = self._intervals.alerts_retry
+                pause = self._waits.alerts_retry
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     while True:  # skips reports without a fault, if no fault was reported before

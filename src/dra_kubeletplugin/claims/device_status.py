@@ -28,7 +28,7 @@ from ..kube import KubeClient
 from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
 from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
-from .intervals import DEFAULT, Intervals
+from .waits import DEFAULT, Waits
 
 log = logging.getLogger(__name__)
 APPLY = "application/apply-patch+yaml"
@@ -54,14 +54,12 @@ class DeviceStatusReporter:
         manager: name of the field manager; cut to 128 bytes.
     """
 
-    def __init__(
-        self, client: KubeClient, driver: str, manager: str, metrics: Metrics, intervals: Intervals = DEFAULT
-    ) -> None:
+    def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics, waits: Waits = DEFAULT) -> None:
         self.client = client
         self.driver = driver
         self.manager = manager.encode()[:_MAX_MANAGER].decode(errors="ignore")
         self.metrics = metrics
-        self.intervals = intervals
+        self.waits = waits
         self.fault = ""
         self._pending: dict[str, _PendingStatuses] = {}  # by UID
         self._begun: asyncio.Queue[_PendingStatuses] = asyncio.Queue()  # those that have no task yet
@@ -101,7 +99,7 @@ class DeviceStatusReporter:
 
     async def _write_pending(self, pending: _PendingStatuses) -> None:
         """Writes the statuses of one claim until none is left. Statuses that are queued during a write are in the next write."""
-        backoff = Backoff(*self.intervals.report_retries, jitter=0.3)
+        backoff = Backoff(*self.waits.report_retries, jitter=0.3)
         failing_since = math.inf
         while pending.wanted:
             sent, results = pending.wanted, pending.results
@@ -113,7 +111,7 @@ class DeviceStatusReporter:
                 self._log_failure(pending.claim, e)
                 failing_since = min(failing_since, time.monotonic())
                 is_refused = isinstance(e, (BadRequestError, InvalidError))
-                if not is_refused and time.monotonic() - failing_since <= self.intervals.report_retry_for:
+                if not is_refused and time.monotonic() - failing_since <= self.waits.report_retry_for:
                     pending.wanted, pending.results = sent | pending.wanted, results + pending.results
                     await asyncio.sleep(backoff.next())
                     continue

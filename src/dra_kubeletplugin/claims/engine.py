@@ -82,7 +82,7 @@ class Engine:
         self.verifier = verifier
         self.pods = pods
         self.reports = reports
-        self.settings, self.intervals = plugin.settings, plugin.intervals
+        self.settings, self.waits = plugin.settings, plugin.waits
         self.driver, self.metrics = rollback.driver, rollback.metrics
         self.store, self.files, self.transitions = rollback.store, rollback.files, rollback.transitions
         self.tasks = rollback.tasks
@@ -92,7 +92,7 @@ class Engine:
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
-        window = BatchWindow([r.uid for r in refs], self.intervals.batch)
+        window = BatchWindow([r.uid for r in refs], self.waits.batch)
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
@@ -214,7 +214,7 @@ class Engine:
         """
         verifying = asyncio.create_task(self.verifier.verify(ref))
         try:
-            await asyncio.wait({verifying}, timeout=self.intervals.answer_from_record)
+            await asyncio.wait({verifying}, timeout=self.waits.answer_from_record)
             if not verifying.done() or isinstance(verifying.exception(), ApiUnavailableError):
                 with contextlib.suppress(DraError):
                     row = await self.store.get(ref.uid)

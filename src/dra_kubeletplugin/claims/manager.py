@@ -56,7 +56,7 @@ class ClaimManager:
     ) -> None:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
-        self.intervals = plugin.intervals
+        self.waits = plugin.waits
         driver, calls, client, inventory = plugin.driver, plugin.calls, plugin.client, plugin.inventory
         name, node = settings.driver_name, settings.node_name
         events = events or EventRecorder(client, name, node, metrics)
@@ -73,12 +73,12 @@ class ClaimManager:
         self.pods = ClaimPods(
             settings.pod_resources_socket, events, node, metrics, settings.reconcile_grace_period, plugin.clock
         )
-        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics, plugin.intervals)
+        self.reports = DeviceStatusReporter(client, name, f"{name}/{node}", metrics, plugin.waits)
         self.engine = Engine(rollback, verifier, self.pods, self.reports, plugin)
         self.reconciler = Reconciler(rollback, verifier, self.pods, settings)
         self._updates = MetadataUpdates(rollback, settings.call_timeout / 2)
-        self.recovery = Recovery(driver, calls, self.store, boot_id, plugin.intervals.recover_slow)
-        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report, plugin.intervals)
+        self.recovery = Recovery(driver, calls, self.store, boot_id, plugin.waits.recover_slow)
+        self.alerts = Alerts(events, inventory, node, self.store.everything, self.store.folder.report, plugin.waits)
         self.processes = (
             ProcessWatcher(rollback.processes, boot_id, self.store.everything, events, metrics, health_changed)
             if driver.processes
@@ -115,7 +115,7 @@ class ClaimManager:
 
         task = asyncio.create_task(run(), name=what)
         self._startup.append(task)
-        done, _ = await asyncio.wait([task], timeout=self.intervals.start)
+        done, _ = await asyncio.wait([task], timeout=self.waits.start)
         if not done:
             log.warning("a step of the start takes long and continues in the background: %s", what)
 
@@ -135,7 +135,7 @@ class ClaimManager:
     async def _keep_checking_files(self) -> None:
         """Checks the records regularly. If they are removed while the plugin is idle, a new instance would otherwise find none."""
         while True:
-            await asyncio.sleep(self.intervals.files)
+            await asyncio.sleep(self.waits.files)
             await self.store.check_files()
 
     async def _keep_recovering(self) -> None:
@@ -143,10 +143,10 @@ class ClaimManager:
 
         The records may be repaired at any time, also by an instance that died before it called recover().
         """
-        backoff = Backoff(*self.intervals.recover_retries)
+        backoff = Backoff(*self.waits.recover_retries)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.intervals.recover_check):
+                async with asyncio.timeout(self.waits.recover_check):
                     await self.store.repaired.wait()
             self.store.repaired.clear()
             try:
@@ -195,7 +195,7 @@ class ClaimManager:
         ):
             if failed:
                 with contextlib.suppress(RecordsError, TimeoutError):
-                    async with asyncio.timeout(self.intervals.probe):
+                    async with asyncio.timeout(self.waits.probe):
                         await probe()
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
@@ -210,14 +210,14 @@ class ClaimManager:
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         out += self.processes.notes if self.processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(self.intervals.probe):
+            async with asyncio.timeout(self.waits.probe):
                 out += _notes_of(await self.store.everything())
         return out
 
     async def measure(self) -> None:
         """Updates the metrics of claims."""
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(self.intervals.probe):
+            async with asyncio.timeout(self.waits.probe):
                 self.metrics.set("prepared_claims", await self.store.prepared())
         self.metrics.set("records_healthy", int(not self.store.fault))
 

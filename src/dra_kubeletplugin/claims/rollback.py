@@ -34,7 +34,6 @@ from ..kube.event_recorder import EventRecorder, claim_subject
 from .claim_files import ClaimFiles
 from .inflight import ClaimTasks, Work, as_dra_error
 from .instance_lock import InstanceLock
-from .intervals import DEFAULT, Intervals
 from .processes import ClaimProcesses
 from .record import Fence, Record
 from .rollback_retries import RollbackRetries
@@ -43,6 +42,7 @@ from .store.records import Records
 from .store.store import Mode, Operation, RecordStore
 from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, Transitions
 from .undo_steps import has_undo, run_undo
+from .waits import DEFAULT, Waits
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PluginContext(msgspec.Struct, frozen=True):
     inventory: Inventory
     settings: Settings
     metrics: Metrics
-    intervals: Intervals = DEFAULT
+    waits: Waits = DEFAULT
     clock: Callable[[], float] = time.monotonic
 
 
@@ -89,7 +89,7 @@ class Rollback:
         self.transitions = Transitions(process, boot_id, self.tasks.prepares, settings.node_name)
         self.shared = SharedSteps(self.driver, self.calls, settings, store, boot_id, files.note)
         self.processes = ClaimProcesses(self.driver, self.calls, settings, process)
-        self.retries = RollbackRetries(self.metrics, plugin.intervals)
+        self.retries = RollbackRetries(self.metrics, plugin.waits)
         self.holder_timeout = settings.call_timeout / 2
         """Seconds that a prepare waits until the holds of other claims are rolled back."""
 

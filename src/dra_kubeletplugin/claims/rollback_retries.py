@@ -17,8 +17,8 @@ from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, StoppingError
-from .intervals import Intervals
 from .record import Record, State
+from .waits import Waits
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 class RollbackRetries:
     """The failed rollbacks of one process. All methods are called on the event loop."""
 
-    def __init__(self, metrics: Metrics, intervals: Intervals) -> None:
+    def __init__(self, metrics: Metrics, waits: Waits) -> None:
         metrics.measure("rollbacks_failing", lambda: len(self.due))
-        self._intervals = intervals
+        self._waits = waits
         self.due: dict[str, float] = {}
         """When each claim is tried next, by UID: in seconds of ``time.monotonic()``; infinite during a try."""
         self._failures: dict[str, int] = {}
@@ -45,7 +45,7 @@ class RollbackRetries:
             The pause in seconds.
         """
         self._failures[uid] = max(self._failures.get(uid, 0) + 1, attempts)
-        pause = Backoff(*self._intervals.rollback_retries, failures=self._failures[uid]).delay()
+        pause = Backoff(*self._waits.rollback_retries, failures=self._failures[uid]).delay()
         self.due[uid] = time.monotonic() + pause
         return pause
 
@@ -91,7 +91,7 @@ class RollbackRetries:
                     if due <= time.monotonic():
                         self.due[uid] = math.inf
                         tasks.create_task(try_again(uid), name=f"roll back {uid}")
-                await asyncio.sleep(self._intervals.rollback_check)
+                await asyncio.sleep(self._waits.rollback_check)
 
 
 def retry_note(record: Record) -> str:

@@ -15,7 +15,7 @@ from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, PluginContext
-from dra_kubeletplugin.claims.intervals import Intervals
+from dra_kubeletplugin.claims.waits import Waits
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.attachment import attach
 from dra_kubeletplugin.driver.calls import Calls
@@ -107,13 +107,13 @@ class Clock:
 class RunningManager:
     """One plugin instance. ``claims`` is its claim manager. ``changes`` counts how often claims acquired or released devices.
 
-    ``options`` are settings, waits of :class:`Intervals`, and ``clock``.
+    ``options`` are settings, waits of :class:`Waits`, and ``clock``.
     """
 
     def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
         # Long time-outs: on a busy machine, a slow step must not fail the test.
         options = {"call_timeout": 60, "lock_timeout": 30, "reconcile_grace_period": 0, **options}
-        waits = {name: options.pop(name) for name in Intervals.__struct_fields__ if name in options}
+        waits = {name: options.pop(name) for name in Waits.__struct_fields__ if name in options}
         clock: Callable[[], float] = options.pop("clock", time.monotonic)
         self.settings = Settings(
             driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
@@ -133,7 +133,7 @@ class RunningManager:
                 self.inventory,
                 self.settings,
                 self.metrics,
-                Intervals(**waits),
+                Waits(**waits),
                 clock,  # type: ignore[arg-type]
             ),
             self.process,

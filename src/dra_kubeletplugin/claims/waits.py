@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Intervals(msgspec.Struct, frozen=True):
+class Waits(msgspec.Struct, frozen=True):
     """The waits of one claim manager. A test replaces the long ones."""
 
     start: float = 5.0
@@ -38,4 +38,4 @@ class Intervals(msgspec.Struct, frozen=True):
     """Without a response of the API server for this time, a prepared claim's record is used."""
 
 
-DEFAULT = Intervals()
+DEFAULT = Waits()
