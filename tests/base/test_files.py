@@ -30,7 +30,6 @@ from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.tls import TlsFiles
-from dra_kubeletplugin.metadata.reader import _content as read_metadata
 from tests.base.file_operations import INSTANCE, OPERATIONS, UID
 from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, check_success, running_manager
@@ -81,19 +80,6 @@ def test_whatever_has_the_name_of_a_temporary_file_is_replaced(make: Callable[[P
     assert len(list(tmp_path.iterdir())) == 2
 
 
-async def test_a_claim_is_prepared_although_a_pipe_has_the_name_of_its_temporary_file(tmp_path: Path) -> None:
-    api = FakeApiServer()
-    ref = api.allocate("a", UID, "d-0", DRIVER)
-    async with running_manager(tmp_path, PlainDriver(), api) as manager:
-        folder = manager.settings.cdi_root
-        folder.mkdir()
-        for path in (manager.claims.files.specs.path(UID), manager.claims.files.specs.note_path(UID)):
-            os.mkfifo(folder / f".{path.name.lstrip('.')}.tmp-{manager.process.id}")
-        async with asyncio.timeout(LONG):
-            await check_success(manager.prepare(ref))
-            await check_success(manager.unprepare(ref))
-
-
 def test_logs_of_processes_and_mounted_files_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
     log = tmp_path / "log"
     os.mkfifo(log)
@@ -115,7 +101,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "CDI spec": read_spec,
     "certificate": lambda path: TlsFiles(ca=path).read(),
     "kubeconfig": lambda path: load_config(str(path)),
-    "metadata": read_metadata,
     "token": lambda path: asyncio.run(token(path)),
 }
 
@@ -131,14 +116,6 @@ def test_a_file_above_the_limit_is_refused_with_its_size_and_the_limit(
         (OSError, ValueError, DraError), match=r"it is a regular file of 314,572,800 bytes; the limit is [\d,]+ bytes"
     ):
         read(path)
-
-
-def test_a_manifest_above_the_limit_is_refused(tmp_path: Path) -> None:
-    path, faults = tmp_path / "file.yaml", list[str]()
-    with path.open("wb") as file:
-        file.truncate(SIZE)
-    assert stream.read(path, faults) == []
-    assert faults == [f"{path}: it is a regular file of 314,572,800 bytes; the limit is 268,435,456 bytes"]
 
 
 def test_files_of_a_command_may_be_pipes(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,12 +102,6 @@ def test_ambiguous_responses_are_rejected(data: bytes) -> None:
         read(data)
 
 
-def test_a_switch_to_another_protocol_is_rejected() -> None:
-    switch = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
-    with pytest.raises(MalformedResponseError, match="switches to another protocol"):
-        read(switch)
-
-
 @pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a"])
 @pytest.mark.parametrize("start", [CHUNKED[:-2], CHUNKED + b"0\r\nY: 1\r\n"], ids=["header", "trailer"])
 def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:
@@ -157,19 +150,3 @@ def test_text_that_would_inject_a_request_is_rejected(text: str) -> None:
         header_block({"Authorization": text})
     with pytest.raises(ValueError, match="target"):
         request_bytes("GET", f"/{text}", b"", b"")
-
-
-def test_h11_reads_the_requests() -> None:
-    block = header_block({"Host": "x", "Accept": "a/b"})
-    for method, body in (("GET", b""), ("POST", b"{}"), ("PUT", b""), ("DELETE", b"{}")):
-        connection = h11.Connection(h11.SERVER)
-        connection.receive_data(request_bytes(method, "/a?b=c", block, body))
-        head = connection.next_event()
-        assert isinstance(head, h11.Request)
-        assert (head.method, head.target) == (method.encode(), b"/a?b=c")
-        event = connection.next_event()
-        if body:
-            assert isinstance(event, h11.Data)
-            assert bytes(event.data) == body
-            event = connection.next_event()
-        assert isinstance(event, h11.EndOfMessage)

@@ -6,7 +6,6 @@ Deeply nested parameters of a user must not make a command fail.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import tarfile
 import time
@@ -69,24 +68,6 @@ async def test_an_unreadable_body_is_an_api_error_in_every_kind_of_response(body
             assert_clean(str(e.value), "the message")
             assert len(str(e.value)) < 1000
         assert time.process_time() - started < 5
-
-
-async def test_an_unrequested_compressed_response_is_not_json() -> None:
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        assert b"accept-encoding" not in request.lower()
-        return http_response(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
-
-    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        with pytest.raises(ApiError, match="not JSON"):
-            await client.call("GET", "/x")
-
-
-async def test_the_last_of_two_equal_keys_is_used_as_in_go() -> None:
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        return http_response(b'{"a": 1, "a": 2}')
-
-    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        assert await client.call("GET", "/x") == {"a": 2}
 
 
 async def test_the_client_reads_an_object_of_10_mib() -> None:
@@ -154,39 +135,6 @@ async def test_an_endless_response_ends_at_the_timeout_and_needs_little_memory(
             tracemalloc.stop()
         assert "no response from" in str(e.value) or "not HTTP" in str(e.value), str(e.value)
         assert e.value.unreachable
-
-
-@pytest.mark.parametrize(
-    "line", [b"[" * 100_000, b"9" * 1_000_000, b"\xff\xfe", b'{"type":"ADDED","object":' + b"[" * 9000]
-)
-async def test_a_watch_with_unreadable_lines_is_restarted_with_growing_pauses(line: bytes) -> None:
-    """For two seconds, the server ends each watch with an unreadable line. The client must not send requests continuously."""
-    request_count = 0
-
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        nonlocal request_count
-        if b"watch=true" not in request:
-            return http_response({"metadata": {"resourceVersion": "1"}, "items": []})
-        request_count += 1
-        return http_response(line + b"\n")
-
-    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        reflector = Reflector(client, NODES)
-
-        async def follow() -> None:
-            async for _ in reflector.events():
-                pass
-
-        task = asyncio.create_task(follow())
-        await asyncio.wait({task}, timeout=2)
-        assert not task.done(), task.exception()
-        assert (
-            1 <= request_count <= 20
-        )  # with pauses that double from 0.05 s, about 6 requests in two seconds; without pauses, hundreds
-        assert reflector.fault
-        assert_clean(reflector.fault, "the fault")
-        task.cancel()
-        await asyncio.wait({task})
 
 
 # --- parameters with the maximum depth that the API server accepts -------------------------------------------

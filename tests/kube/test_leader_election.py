@@ -224,6 +224,27 @@ async def test_a_renewal_at_the_last_retry_before_the_deadline_counts(elect: Any
     assert api.now == (16 if failures == 4 else 10)
 
 
+async def test_a_leader_stops_at_once_when_its_machine_slept_past_the_deadline(elect: Any) -> None:
+    """Sleep stops the event loop's clock. Another elector may have taken the lease in that time."""
+    api, seen = Api(until=5), list[bool]()
+
+    def sleep() -> None:
+        seen.append(cast(LeaderElector, api.elector).leads)
+        api.now += 60
+        seen.append(cast(LeaderElector, api.elector).leads)
+
+    api.at[3] = sleep
+    await elect(api)
+    assert seen == [True, False]
+
+
+async def test_a_leader_stops_when_another_holder_takes_the_lease(elect: Any) -> None:
+    api = Api(until=9)
+    api.at[3] = renewed(api, "thief")
+    elector = await elect(api)
+    assert (elector.holder, elector.lost.is_set(), api.now) == ("thief", True, 4)
+
+
 async def test_a_leader_continues_after_another_client_changed_its_lease(elect: Any) -> None:
     api = Api(until=7)
     api.at[3] = renewed(api, "me", more="label")
@@ -282,6 +303,14 @@ async def test_a_leader_releases_its_lease_until_the_renew_deadline(elect: Any, 
         assert elector.holder == ""
         await elector.release()
         assert len(api.writes) == 4, "a second release writes nothing"
+
+
+async def test_a_lease_is_released_although_a_late_renewal_arrives_first(elect: Any) -> None:
+    api = Api(until=3)
+    elector = await elect(api)
+    api.faults = [None, ConflictError("changed")]
+    await elector.release()
+    assert api.lease and api.lease["spec"]["holderIdentity"] == ""
 
 
 @pytest.mark.parametrize("fault", [ApiError("away"), TimeoutError()])

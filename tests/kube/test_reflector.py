@@ -206,12 +206,6 @@ async def test_pauses_grow_to_at_most_half_a_minute(follow: Any) -> None:
     assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6] + [30.0] * 5
 
 
-async def test_pauses_vary_by_half(follow: Any) -> None:
-    server = Server(ApiError("away"), ApiError("away"), chance=0)
-    await follow(server)
-    assert server.slept == [0.05, 0.1]
-
-
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
 async def test_the_reflector_retries_a_failed_watch_and_lists_at_the_third_attempt(status: int, follow: Any) -> None:
     away = api_error("away", status)

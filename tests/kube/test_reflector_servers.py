@@ -13,15 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_devkit.localcluster.apiserver import ApiServer
-from dra_devkit.testing import node_with
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
 from dra_kubeletplugin.kube.resource import NODES
-from tests.helpers.drivers import make_toy_class
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
 
-SLICES = "resourceslices"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -51,54 +47,6 @@ async def following(reflector: Reflector) -> AsyncIterator[list[tuple[str, str]]
         await asyncio.gather(task, return_exceptions=True)
 
 
-def a_slice(name: str, driver: str = "d.example.com") -> dict[str, Any]:
-    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    return {"metadata": {"name": name}, "spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": []}}
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [({"v1beta1"}, {"v1"}), ({"v1beta1"}, {"v1beta1", "v1"}), (None, {"v1beta2"})]
-)
-async def test_the_reflector_follows_a_server_with_other_versions_within_seconds(before: Any, after: Any) -> None:
-    api = ApiServer()
-    await api.start()
-    api.injected_faults.served = before
-    try:
-        async with KubeClient(api.config) as client:
-            reflector = Reflector(client, SLICES)
-            async with following(reflector) as seen:
-                await wait_until(lambda: ("SYNCED", "") in seen, "the first list")
-                await client.create(await client.dra(SLICES), a_slice("old"))
-                await wait_until(lambda: ("ADDED", "old") in seen, "the watch")
-                api.injected_faults.served = after
-                api.drop_connections()  # the server restarted
-                best = "v1" if "v1" in after else "v1beta2"
-                await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "the other version")
-                assert await client.dra_version() == best
-                await client.create(Resource("resource.k8s.io", best, SLICES), a_slice("new"))
-                await wait_until(lambda: ("ADDED", "new") in seen, "the object")
-                assert reflector.fault == ""
-    finally:
-        await api.close()
-
-
-async def test_the_plugin_restores_wiped_slices_after_an_upgrade_that_drops_the_version() -> None:
-    async with node_with(make_toy_class()) as node:
-        api = node.cluster.api
-        published = api.storage.list("resourceslices.resource.k8s.io")
-        assert published
-        api.injected_faults.served = {"v1beta1"}
-        api.drop_connections()
-        await wait_until(
-            lambda: any("/v1beta1/" in path for _, path in api.injected_faults.calls), "a list in the other version"
-        )
-        for found in published:
-            api.storage.remove("resourceslices.resource.k8s.io", "", found["metadata"]["name"])
-        await wait_until(lambda: api.storage.list("resourceslices.resource.k8s.io"), "the slices")
-        await wait_until(lambda: not node.plugin.publisher.fault, "no fault any more")
-        api.injected_faults.served = None
-
-
 async def test_the_reflector_restarts_a_silent_watch() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" not in request:
@@ -116,22 +64,6 @@ async def test_the_reflector_restarts_a_silent_watch() -> None:
             watches = [r for r in peer.requests if b"watch=true" in r]
             assert b"resourceVersion=7&" in watches[0]
             assert seen == [("ADDED", "a"), ("SYNCED", "")]
-
-
-async def test_the_reflector_lists_again_when_an_unreadable_event_repeats() -> None:
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        if b"watch=true" in request:
-            return HEAD + chunk({"type": "ADDED", "object": {}})
-        return http_response({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
-
-    async with (
-        RawServer(reply) as peer,
-        KubeClient(ApiConfig(peer.url)) as client,
-        following(Reflector(client, NODES)) as seen,
-    ):
-        await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "another list")
-        first, second = [i for i, r in enumerate(peer.requests) if b"watch=true" not in r][:2]
-        assert second - first - 1 <= 4, "watches between two lists"
 
 
 async def test_the_reflector_reports_its_state() -> None:
@@ -261,19 +193,3 @@ def test_malformed_responses_never_end_the_reflector_and_it_recovers(watches: An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dra_kubeletplugin.kube.reflector._MAX_PAUSE", 0.01)
         asyncio.run(one())
-
-
-async def test_the_reflector_backs_off_when_a_server_ends_every_watch_at_once() -> None:
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        return (
-            HEAD + b"0\r\n\r\n" if b"watch=true" in request else http_response({"metadata": {"resourceVersion": "7"}})
-        )
-
-    async with (
-        RawServer(reply) as peer,
-        KubeClient(ApiConfig(peer.url)) as client,
-        following(Reflector(client, NODES)),
-    ):
-        began = time.monotonic()
-        await asyncio.sleep(1.0)  # the limit is a rate
-        assert len(peer.requests) < 12 * (time.monotonic() - began)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from dra_kubeletplugin.kube import Tls, TlsFiles
-from dra_kubeletplugin.kube import tls as module
 from dra_kubeletplugin.kube.tls import make_context
 from tests.helpers.certificates import Pair, authority, server_side, signed
 
@@ -57,11 +55,7 @@ def test_system_certificates_are_loaded_only_if_tls_is_used_without_a_configured
         assert not context.verify_flags & ssl.VERIFY_X509_STRICT
 
 
-def test_files_are_read_again_after_a_minute_and_at_once_when_changed_or_rejected(
-    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+def test_files_are_read_again_at_their_interval_and_at_once_when_changed_or_rejected(ca: Pair, tmp_path: Path) -> None:
     first, second = tmp_path / "a.crt", tmp_path / "b.crt"
     first.write_bytes(ca.cert.read_bytes())
     other = authority(tmp_path, "other").cert.read_bytes()
@@ -69,17 +63,17 @@ def test_files_are_read_again_after_a_minute_and_at_once_when_changed_or_rejecte
     tls = Tls(TlsFiles(ca=first))
     context = tls.context()
     first.write_bytes(other)
-    now += 59.9
-    assert tls.context() is context
     tls.use(TlsFiles(ca=first))
-    assert tls.context() is context, "the files have not changed"
-    now += 0.1
+    assert tls.context() is context, "the interval has not passed, and the files are the same"
+    tls.recheck = 0.0
     changed = tls.context()
     assert changed is not context
+    first.write_bytes(other)  # a new modification time with the same content
+    assert tls.context() is changed
+    tls.recheck = 3600.0
     first.write_bytes(ca.cert.read_bytes())
     tls.rejected()
     again = tls.context()
     assert again is not changed
     tls.use(TlsFiles(ca=second, server_name="n"))
     assert tls.context() is not again
-    assert tls.server_name == "n"

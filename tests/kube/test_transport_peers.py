@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.errors import ApiError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
-from dra_kubeletplugin.kube.config import load_config
 from dra_kubeletplugin.kube.errors import GoneError
 from dra_kubeletplugin.kube.http1 import MalformedResponseError
 from dra_kubeletplugin.kube.proxy import Proxy
@@ -71,24 +70,6 @@ async def test_32_concurrent_gets_use_8_connections_and_a_later_call_opens_none(
         for _ in range(3):
             await asyncio.gather(*(get(client) for _ in range(32)))
             assert (peer.accepted, peer.most_at_once) == (8, 8)
-
-
-async def test_waiting_requests_are_served_in_order() -> None:
-    gate = asyncio.Event()
-
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        await gate.wait()
-        return OBJECT
-
-    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
-        tasks = []
-        for i in range(20):
-            tasks.append(asyncio.create_task(client.call("GET", f"/{i}")))
-            while len(peer.requests) < 1 or f" {i} requests waiting" not in client.transport.load:
-                await asyncio.sleep(0.001)
-        gate.set()
-        await asyncio.gather(*tasks)
-        assert [int(r.split(b"/")[1].split(b" ")[0]) for r in peer.requests] == list(range(20))
 
 
 async def test_a_watch_does_not_use_a_connection_of_the_request_pool() -> None:
@@ -284,10 +265,6 @@ async def test_the_client_refuses_an_unknown_ca_a_wrong_name_and_old_tls(
     assert trusting(ca.cert).context().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def test_a_configured_ca_replaces_the_system_certificates(ca: Pair) -> None:
-    assert len(trusting(ca.cert).context().get_ca_certs()) == 1
-
-
 async def test_the_client_reads_a_new_ca_at_the_first_certificate_that_the_old_ca_did_not_sign(
     ca: Pair, server_pair: Pair, tmp_path: Path
 ) -> None:
@@ -301,25 +278,6 @@ async def test_the_client_reads_a_new_ca_at_the_first_certificate_that_the_old_c
         KubeClient(ApiConfig(peer.url, tls)) as client,
     ):
         await get(client)
-
-
-def test_the_client_reads_files_again_after_a_minute_and_compares_their_content(
-    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = 1000.0
-    monkeypatch.setattr("dra_kubeletplugin.kube.tls.time.monotonic", lambda: clock)
-    file = tmp_path / "ca.crt"
-    file.write_bytes(ca.cert.read_bytes())
-    tls = trusting(file)
-    first = tls.context()
-    file.write_bytes(ca.cert.read_bytes())  # a new modification time with the same content
-    clock += 61
-    assert tls.context() is first
-    file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
-    clock += 59
-    assert tls.context() is first
-    clock += 2
-    assert tls.context() is not first
 
 
 async def test_the_client_uses_a_new_certificate_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
@@ -471,6 +429,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
             0,
             "302, a redirect to 'https://login",
         ),
+        (http_response({"message": "m"}, "399 -"), 0, "399, a redirect"),
+        (http_response([1], "409 Conflict"), 409, "409 \\[1\\]"),
+        (http_response(b"x" * 5000, "500 -"), 500, f"500 {'x' * 297}\\.\\.\\.$"),
         (http_response([1, 2]), 0, "not a JSON object: \\[1, 2\\]"),
         (http_response(b'"text"'), 0, "not a JSON object"),
         (http_response(b'{"a":'), 0, "not JSON"),
@@ -503,9 +464,9 @@ async def test_a_malformed_response_is_an_api_error(bytes_: bytes | None, status
         assert e.value.unreachable == (status == 0 or status >= 500)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_a_refused_watch_has_the_message_of_the_server_however_its_response_arrives(size: int) -> None:
-    whole = http_response({"kind": "Status", "message": "too old", "code": 410}, "410 Gone")
+@pytest.mark.parametrize(("size", "more"), [(1, 0), (1000, 0), (100_000, 2_000_000)])
+async def test_a_refused_watch_has_the_status_of_the_server_however_its_response_arrives(size: int, more: int) -> None:
+    whole = http_response({"kind": "Status", "message": "too old", "code": 410, "more": "x" * more}, "410 Gone")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -518,10 +479,9 @@ async def test_a_refused_watch_has_the_message_of_the_server_however_its_respons
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         config = ApiConfig(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         async with KubeClient(config) as client:
-            with pytest.raises(GoneError, match="GET /w: 410 too old") as e:
+            with pytest.raises(GoneError, match=r"GET /w: 410 .*too old"):
                 async with client.stream("/w", {}, 30, lambda: None):
                     pytest.fail("opened")
-            assert e.value.details["message"] == "too old"
 
 
 async def test_the_client_rejects_a_response_over_the_limit_before_it_fills_memory() -> None:
@@ -546,7 +506,7 @@ async def test_a_token_that_is_invalid_in_a_header_is_an_api_error(tmp_path: Pat
                 (b"", "is empty"),
                 (b"a\nb", "no token has"),
                 ("ä".encode(), "no token has"),
-                (b"\xff", "cannot be read"),
+                (b"\xff", "cannot be used"),
             ):
                 if text is not None:
                     token.write_bytes(text)
@@ -604,37 +564,6 @@ def test_arbitrary_bytes_raise_only_api_errors(first: bytes, second: bytes) -> N
 # --- waits ----------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_requested_by_the_server_stays_within_the_timeout() -> None:
-    later = http_response({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
-    async with serve_replies(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        started = time.monotonic()
-        with pytest.raises(ApiError, match="429 slow down") as e:
-            await get(client, timeout=19)
-        assert e.value.unreachable
-        assert time.monotonic() - started < 20
-        assert len(peer.requests) == 1
-
-
-async def test_a_401_reads_the_token_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Pair, server_pair: Pair
-) -> None:
-    (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
-    (tmp_path / "token").write_text("old")
-
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        return OBJECT if b"Bearer new" in request else http_response({}, "401 Unauthorized")
-
-    async with RawServer(reply, server_side(server_pair)) as peer:
-        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(peer.port))
-        async with KubeClient(load_config(service_account=tmp_path)) as client:
-            with pytest.raises(ApiError) as e:
-                await get(client)
-            assert e.value.status == 401
-            (tmp_path / "token").write_text("new")
-            await get(client)
-
-
 # --- served versions ---------------------------------------------------------------------------------
 
 
@@ -647,22 +576,6 @@ async def test_all_waiting_callers_share_one_version_request() -> None:
         found = await asyncio.gather(*(client.dra("resourceslices") for _ in range(32)))
         assert {f.version for f in found} == {"v1"}
         assert len(peer.requests) == 1
-
-
-async def test_all_waiting_callers_get_the_error_of_a_silent_server_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
-    async with RawServer(reply_after(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        started = time.monotonic()
-        tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(64)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()  # the first caller may be cancelled
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(r, ApiError) and r.unreachable for r in results[1:]), results
-        assert len({id(r) for r in results}) == 64
-        assert time.monotonic() - started < 64 * 0.3, "the requests did not run concurrently"
-        assert len(peer.requests) <= 1, (
-            "all callers share one request, which may have been cancelled before it was sent"
-        )
 
 
 @pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": "v1"}, {"versions": {"v1": 1}}])

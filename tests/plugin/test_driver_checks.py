@@ -14,7 +14,6 @@ from dra_devkit.testing import node_with
 from dra_kubeletplugin import Check
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.plugin import driver_checks
 from dra_kubeletplugin.plugin.driver_checks import DriverChecks
 from tests.helpers.drivers import Toy
 from tests.helpers.waiting import wait_until
@@ -89,10 +88,9 @@ async def test_failing_checks_are_a_note_and_the_last_results_stay() -> None:
     assert checks.notes() == []
 
 
-async def test_hanging_checks_are_a_note_and_changed_runs_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_checks_are_a_note_and_changed_runs_them_at_once() -> None:
     cls = make_class()
-    checks = DriverChecks(cls(), Calls(), Metrics(), 600)
-    monkeypatch.setattr(driver_checks, "_SLOW", 0.01)
+    checks = DriverChecks(cls(), Calls(), Metrics(), 600, slow=0.01)
     cls.hold = threading.Event()
     checks.request()  # before the start this call has no effect
     async with running(checks):

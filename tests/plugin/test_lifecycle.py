@@ -7,27 +7,21 @@ import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
 from dra_devkit.testing import node_with
-from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
-from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.plugin import lifecycle as module
 from dra_kubeletplugin.plugin.lifecycle import Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 from tests.helpers.drivers import make_toy_class
 
 
 async def test_each_part_of_a_stop_runs_in_reverse_order_whatever_other_parts_do(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(module, "STOP", 0.01)
     order: list[str] = []
 
     async def succeed() -> None:
@@ -47,7 +41,7 @@ async def test_each_part_of_a_stop_runs_in_reverse_order_whatever_other_parts_do
 
     async with contextlib.AsyncExitStack() as stack:
         for name, stop in (("a", succeed), ("b", hang), ("c", fail)):
-            stop_with_timeout(stack, name, stop)
+            stop_with_timeout(stack, name, stop, 0.01)
         assert order == []
     await asyncio.sleep(0)
     assert order in (["fails", "hangs", "cancelled", "fine"], ["fails", "hangs", "fine", "cancelled"])
@@ -150,10 +144,10 @@ async def serve_probes(state: FakePlugin, address: str) -> AsyncIterator[str]:
         yield await probes.serve(stack, address)
 
 
-async def get(url: str) -> tuple[int, str]:
+async def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
     def fetch() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(url, timeout=60) as response:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}), timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as e:
             with e:
@@ -187,16 +181,11 @@ async def test_each_probe_has_its_status_and_text() -> None:
 async def test_notes_are_sent_only_over_loopback_and_faults_to_every_client() -> None:
     state = FakePlugin()
     state.faults, state.plugin_notes = ["x"], ["the record of claim ml/secret cannot be read"]
-    probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)
-    remote_request = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
-    remote_response = await probes._handle(remote_request)
-    assert remote_response.status == 503
-    assert remote_response.body.startswith(b"x\nnote: 1 more, shown only on the loopback")
-    assert b"secret" not in remote_response.body
-    local_response = await probes._handle(
-        replace(remote_request, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1")
-    )
-    assert b"ml/secret" in local_response.body
+    async with serve_probes(state, "127.0.0.1:0") as url:
+        status, text = await get(f"{url}/readyz", {"X-Forwarded-For": "10.0.0.7"})
+        assert status == 503
+        assert text.startswith("x\nnote: 1 more, shown only on the loopback") and "secret" not in text
+        assert "ml/secret" in (await get(f"{url}/readyz"))[1]
 
 
 async def test_without_an_address_there_are_no_probes_and_a_wrong_address_stops_the_start() -> None:
@@ -211,20 +200,13 @@ async def test_without_an_address_there_are_no_probes_and_a_wrong_address_stops_
 # --- a plugin -----------------------------------------------------------------------------------------------
 
 
-async def test_a_plugin_closes_its_connections_and_its_probes_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Any] = []
-    close = KubeClient.close
-
-    async def count_connections(self: KubeClient) -> None:
-        closed.append(self)
-        await close(self)
-
-    monkeypatch.setattr(KubeClient, "close", count_connections)
-    async with node_with(make_toy_class()) as node:
-        plugin = cast(Any, node.plugin)
-        assert plugin.client not in closed
-    assert plugin.client in closed
+async def test_a_plugin_closes_its_probes_at_its_end() -> None:
+    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
+        plugin = node.plugin
+        assert (await get(f"{plugin.http_url}/healthz"))[0] == 200
     assert (plugin.serving, plugin.stopping, await plugin.not_ready()) == (True, True, ["stopping"])
+    with pytest.raises(urllib.error.URLError):
+        await get(f"{plugin.http_url}/healthz")
 
 
 @pytest.mark.parametrize(

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from dra_devkit.localcluster.kubelet import Timers
 from dra_devkit.localcluster.kubelet.plugins import dial
 from dra_devkit.testing import ClaimSpec, Request, node_with
 from dra_devkit.testing.pods import claim, pod
-from dra_kubeletplugin import Device, Gate, Health, PermanentError, RetryableError
+from dra_kubeletplugin import Health, PermanentError
 from dra_kubeletplugin._proto import (
-    dra_v1_pb2,
-    dra_v1_pb2_grpc,
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
 from dra_kubeletplugin.errors import DraError
-from dra_kubeletplugin.kube.resource import CLAIMS, NAMESPACES
+from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
 from dra_kubeletplugin.plugin.node import Plugin
-from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, Toy, make_toy_class
-from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
+from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, make_toy_class
+from tests.helpers.node_steps import NOTHING, allocate, prepare_call, ref, unprepare_call
 
 
 async def test_a_pod_gets_its_device_and_its_end_leaves_no_state() -> None:
@@ -114,14 +110,6 @@ async def test_one_invalid_claim_of_a_call_does_not_fail_the_other_claims() -> N
         assert response.claims["u-m"].error.startswith("NOT_FOUND: claim default/missing")
 
 
-async def test_a_claim_of_another_node_is_refused() -> None:
-    async with node_with(make_toy_class()) as node:
-        await allocate(node, "elsewhere", [{"pool": "node-2", "device": "toy-0"}])
-        claim_object = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "elsewhere")
-        response = await prepare_call(node, ref(claim_object))
-        assert response.claims[claim_object["metadata"]["uid"]].error.startswith("WRONG_NODE:")
-
-
 async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
@@ -133,38 +121,6 @@ async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder(
         assert [c for c in node.driver.calls if c[1] == second["metadata"]["uid"]] == []
 
 
-@pytest.mark.gates("DRAConsumableCapacity")
-async def test_admin_access_and_shares_are_allowed_and_recorded_separately() -> None:
-    class ShareableToy(make_toy_class()):  # type: ignore[misc]  # a class that is made for this test
-        async def devices(self) -> list[Device]:
-            return [
-                dataclasses.replace(d, allow_multiple_allocations=d.name == "toy-1") for d in await super().devices()
-            ]
-
-    async with node_with(ShareableToy) as node:
-        await node.run_pod()
-        labels = {"resource.kubernetes.io/admin-access": "true"}
-        await node.cluster.client.patch(NAMESPACES, "default", {"metadata": {"labels": labels}})
-        admin = await allocate(node, "admin", [{"pool": "node-1", "device": "toy-0", "adminAccess": True}])
-        shares = [
-            await allocate(
-                node,
-                f"share-{i}",
-                [{"pool": "node-1", "device": "toy-1", "shareID": f"0000000{i}-0000-4000-8000-000000000000"}],
-            )
-            for i in range(2)
-        ]
-        response = await prepare_call(node, ref(admin), *map(ref, shares))
-        assert [c.error for c in response.claims.values()] == ["", "", ""]
-        assert response.claims[shares[1]["metadata"]["uid"]].devices[0].share_id.startswith("00000001-")
-        whole_device_claim = await allocate(node, "whole", [{"pool": "node-1", "device": "toy-1"}])
-        assert (
-            (await prepare_call(node, ref(whole_device_claim)))
-            .claims[whole_device_claim["metadata"]["uid"]]
-            .error.startswith("DEVICE_HELD")
-        )
-
-
 async def test_results_of_other_drivers_are_ignored() -> None:
     async with node_with(make_toy_class()) as node:
         other_claim = await allocate(node, "alien", [{"driver": "other.example.com", "pool": "x", "device": "y"}])
@@ -172,18 +128,6 @@ async def test_results_of_other_drivers_are_ignored() -> None:
         assert (response.error, list(response.devices)) == ("", [])
         assert node.driver.calls == []
         assert await node.leftovers() == NOTHING
-
-
-async def test_a_device_that_left_the_inventory_is_refused_before_the_call_of_the_driver() -> None:
-    cls = make_toy_class()
-    async with node_with(cls) as node:
-        missing_claim = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-9"}])
-        assert (
-            (await prepare_call(node, ref(missing_claim)))
-            .claims[missing_claim["metadata"]["uid"]]
-            .error.startswith("DEVICE_GONE")
-        )
-        assert cls.calls == []
 
 
 async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_name() -> None:
@@ -220,36 +164,6 @@ async def test_a_driver_error_becomes_the_pod_s_event_and_a_later_attempt_succee
         await node.cluster.wait_running("pod")
 
 
-async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> None:
-    cls = make_toy_class()
-    cls.fail = ZeroDivisionError("by zero")
-    async with node_with(cls) as node:
-        claim_object = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        error = (await prepare_call(node, ref(claim_object))).claims[claim_object["metadata"]["uid"]].error
-        assert error.startswith(
-            "DRIVER_FAILED: the driver's prepare raised ZeroDivisionError: by zero (helpers/drivers.py:"
-        )
-        assert len(error.encode()) <= 1024
-
-
-async def test_a_failed_unprepare_keeps_the_device_held_and_is_repeated() -> None:
-    cls = make_toy_class()
-    async with node_with(cls) as node:
-        await node.run_pod()
-        cls.fail_unprepare = RetryableError("the toy is hot")
-        deleting = asyncio.create_task(node.delete_pod())
-
-        async def has_failed() -> bool:
-            records = await node.plugin.claims.store.all()
-            return bool(records and records[0].attempts)
-
-        await node.cluster.wait("a failed unprepare", has_failed)
-        assert (await node.leftovers())["held"] == ["toy-0"]
-        cls.fail_unprepare = None
-        await deleting
-        assert await node.leftovers() == NOTHING
-
-
 async def test_unprepare_of_an_unknown_claim_succeeds_twice() -> None:
     async with node_with(make_toy_class()) as node:
         for _ in range(2):
@@ -276,50 +190,6 @@ async def test_the_kubelet_deletes_the_slices_when_the_last_instance_stays_away(
             return not node.cluster.slices("toy.example.com")
 
         await node.cluster.wait("the deletion of the slices", are_slices_deleted)
-
-
-async def test_a_deleted_slice_is_created_again_at_once() -> None:
-    from dra_kubeletplugin.kube.resource import SLICES
-
-    async with node_with(make_toy_class()) as node:
-        name = node.cluster.slices()[0]["metadata"]["name"]
-        await node.cluster.client.delete(SLICES, name)
-
-        async def is_back() -> bool:
-            return [s["metadata"]["name"] for s in node.cluster.slices()] not in ([], [name])
-
-        await node.cluster.wait("another slice", is_back)
-
-
-async def test_a_server_that_drops_fields_is_reported_once_and_the_slice_is_not_rewritten() -> None:
-    class TaintedToy(Toy):
-        async def devices(self) -> list[Device]:
-            from dra_kubeletplugin import Taint
-
-            return [Device("t", attributes={"index": 0}, taints=[Taint(key="example.com/x")])]
-
-    async with node_with(TaintedToy) as node:
-        node.cluster.api.injected_faults.dropped.add("taints")
-        from dra_kubeletplugin.kube.resource import SLICES
-
-        await node.cluster.client.delete(SLICES, node.cluster.slices()[0]["metadata"]["name"])
-
-        async def is_device_withheld() -> bool:
-            published_slices = node.cluster.slices()
-            return (
-                bool(published_slices)
-                and not published_slices[0]["spec"].get("devices")
-                and "t" in node.plugin.inventory.rejected
-            )
-
-        await node.cluster.wait("the slice without the device whose taint the server drops", is_device_withheld)
-        status = await node.plugin.published(60)
-        assert status.gates_off == {Gate.TAINTS}
-        version = node.cluster.api.storage.version
-        await node.rescan()
-        await node.plugin.published(60)
-        slices = node.cluster.slices()
-        assert all(int(s["metadata"]["resourceVersion"]) <= version for s in slices)
 
 
 @pytest.mark.gates("DRADeviceTaints")
@@ -400,59 +270,6 @@ async def test_only_v1beta1_kubelets_are_served() -> None:
         await node.kubelet.restart()
         await node.run_pod()
         assert node.kubelet.plugins.newest("toy.example.com").version == "v1beta1.DRAPlugin"
-
-
-async def test_a_long_prepare_gets_a_response_in_time_and_the_retry_joins_it() -> None:
-    cls = make_toy_class()
-    cls.block = asyncio.Event()
-    async with node_with(cls, call_timeout=0.2) as node:
-        claim_object = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
-        uid = claim_object["metadata"]["uid"]
-        assert (await prepare_call(node, ref(claim_object))).claims[uid].error.startswith("STILL_WORKING")
-        cls.block.set()
-        assert len((await retry_prepare(node, uid, ref(claim_object))).devices) == 1
-        assert cls.calls == [("prepare", uid)]
-
-
-async def test_a_cancelled_call_continues_and_the_retry_returns_its_result() -> None:
-    cls = make_toy_class()
-    cls.block = asyncio.Event()
-    async with node_with(cls) as node:
-        claim_object = await allocate(node, "cut", [{"pool": "node-1", "device": "toy-0"}])
-        pb = dra_v1_pb2
-        request = pb.NodePrepareResourcesRequest(
-            claims=[pb.Claim(namespace="default", name="cut", uid=claim_object["metadata"]["uid"])]
-        )
-        async with dial(node.plugin.paths.dra) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await dra_v1_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(request, timeout=0.2)
-        cls.block.set()
-        response = await prepare_call(node, ref(claim_object))
-        assert len(response.claims[claim_object["metadata"]["uid"]].devices) == 1
-        assert len(cls.calls) == 1
-
-
-async def test_each_claim_of_a_call_is_read_once_from_the_api_server_and_not_at_all_to_be_unprepared() -> None:
-    async with node_with(make_toy_class()) as node:
-        claims = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
-        read = [("GET", CLAIMS.path("default", f"c{i}")) for i in range(4)]
-        calls = node.cluster.api.injected_faults.calls
-        calls.clear()
-        assert len((await prepare_call(node, *map(ref, claims))).claims) == 4
-        assert sorted(c for c in calls if c in read) == read
-        calls.clear()
-        await unprepare_call(node, *map(ref, claims))
-        assert [c for c in calls if c in read] == []
-
-
-async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
-    cls = make_toy_class()
-    cls.delay = 0.05
-    async with node_with(cls) as node:
-        claim_object = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        responses = await asyncio.gather(*(prepare_call(node, ref(claim_object)) for _ in range(10)))
-        assert all(a == responses[0] for a in responses)
-        assert len(cls.calls) == 1
 
 
 async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one() -> None:

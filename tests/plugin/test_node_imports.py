@@ -14,8 +14,6 @@ import pytest
 
 from bench.apiserver import make_certificate
 from dra_devkit.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.kube import KubeClient, config
-from dra_kubeletplugin.kube.resource import NAMESPACES
 
 LOADED = """
 import json, sys
@@ -67,28 +65,6 @@ def loaded() -> set[str]:
 def test_a_plugin_does_not_load(name: str, loaded: set[str]) -> None:
     modules = sorted(m for m in loaded if m == name or m.startswith(f"{name}."))
     assert not modules, f"{name} {HEAVY[name]}; find who imports it with python -X importtime"
-
-
-@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
-async def test_a_plugin_in_a_pod_does_not_load_the_certificates_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """About 140 authorities, none of which has signed the API server's certificate."""
-    make_certificate(tmp_path)
-    (tmp_path / "namespace").write_text("default")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
-    loads: list[str] = []
-    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: loads.append("default certificates"))
-    server = ApiServer(tls=tls)
-    (tmp_path / "token").write_text(server.token)
-    host, _, port = (await server.start()).removeprefix("https://").rpartition(":")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-    async with KubeClient(config.load_config(service_account=tmp_path)) as client:
-        assert (await client.get(NAMESPACES, "default"))["metadata"]["name"] == "default"
-    await server.close()
-    assert not loads
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")

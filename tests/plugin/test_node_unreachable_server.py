@@ -52,15 +52,13 @@ async def test_a_plugin_recovers_when_its_token_file_appears(tmp_path: Path) -> 
 
 
 @pytest.mark.full
-async def test_an_exec_plugin_that_fails_for_a_while_does_not_stop_the_plugin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
+async def test_an_exec_plugin_that_fails_for_a_while_does_not_stop_the_plugin(tmp_path: Path) -> None:
     command = tmp_path / "login"
     user = {"exec": {"apiVersion": EXEC_API, "command": str(command), "interactiveMode": "Never"}}
     async with node_with(make_toy_class()) as node:
-        path = write_config(tmp_path, config_of(user, server=node.plugin.client.config.server))
-        async with restarted_plugin(node, load_config(path)) as plugin:
+        config = load_config(write_config(tmp_path, config_of(user, server=node.plugin.client.config.server)))
+        config.credentials.interval = 0.1  # type: ignore[attr-defined]
+        async with restarted_plugin(node, config) as plugin:
             await wait_until(lambda: "exec plugin" in plugin.publisher.fault, "a fault")
             credential = f'{{"apiVersion": "{EXEC_API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
             command.write_text(f"#!{sys.executable}\nprint('''{credential}''')\n")

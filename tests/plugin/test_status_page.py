@@ -191,11 +191,7 @@ async def test_devices_of_recorded_claims_are_shown_before_the_driver_reports_th
     assert "unknown: the driver has not reported it since the start" in body
 
 
-async def test_records_that_do_not_respond_and_texts_that_are_no_unicode_do_not_stop_the_page(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.plugin.status_page._READ_TIMEOUT", 0.01)
-
+async def test_records_that_do_not_respond_and_texts_that_are_no_unicode_do_not_stop_the_page() -> None:
     async def hang() -> Sequence[Row]:
         await asyncio.Event().wait()
         raise AssertionError
@@ -203,7 +199,7 @@ async def test_records_that_do_not_respond_and_texts_that_are_no_unicode_do_not_
     none: dict[str, Any] = dict.fromkeys(("not_ready", "failing", "devices", "calls"), ())
     state = PluginState(DRIVER, "n1", 1000.0, notes=["\ud800"], **none)
     for path in PAGES:
-        response = await render_page(request(path), state, Inventory("n1"), hang)
+        response = await render_page(request(path), state, Inventory("n1"), hang, 0.01)
         assert response.status == 200
         assert b"which claims are prepared is not known: the records do not respond" in response.body
 

@@ -26,8 +26,6 @@ from dra_kubeletplugin.base.settings import WebhookSettings
 from dra_kubeletplugin.driver.checks import ParameterChecks
 from dra_kubeletplugin.driver.config.objects import ConfigReader
 from dra_kubeletplugin.errors import DriverFailedError, SettingsError
-from dra_kubeletplugin.plugin import lifecycle
-from dra_kubeletplugin.plugin import webhook as webhook_module
 from dra_kubeletplugin.plugin.webhook import LIMITS, Webhook
 from dra_kubeletplugin.resourceapi.conversion import convert
 from tests.helpers.api_server import ApiCaller
@@ -72,13 +70,6 @@ async def test_valid_parameters_and_parameters_of_other_drivers_are_accepted(tmp
         )
         for obj in (claim(parameters(count=8)), other_claim, {"kind": "Pod", "spec": {}}, claim()):
             assert (await webhook.review(review(obj)))["response"] == {"uid": "u-1", "allowed": True}
-
-
-async def test_an_object_from_before_the_webhook_may_be_changed_if_its_faults_are_unchanged(tmp_path: Path) -> None:
-    async with running_webhook(tmp_path) as (webhook, _):
-        invalid, more_invalid = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
-        assert (await webhook.review(review(invalid, invalid)))["response"]["allowed"]
-        assert not (await webhook.review(review(more_invalid, invalid)))["response"]["allowed"]
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
@@ -145,35 +136,6 @@ async def test_malformed_shapes_of_objects_are_left_to_the_server(tmp_path: Path
         invalid_review = review(claim(parameters(no_such_field=1)))
         invalid_review["request"]["kind"] = "ResourceClaim"
         assert not (await webhook.review(invalid_review))["response"]["allowed"]
-
-
-async def test_a_review_that_arrives_while_the_webhook_stops_gets_a_response(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(webhook_module, "_FINISH", 60.0)
-    monkeypatch.setattr(lifecycle, "STOP", 60.0)
-    body = json.dumps(review(claim(parameters(cuont=2)))).encode()
-
-    async def send_body_after_stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        with contextlib.suppress(ConnectionError):
-            while True:  # until no socket listens there
-                _, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
-                other_writer.close()
-                await asyncio.sleep(0.01)
-        writer.write(body)
-        return await reader.readuntil(b"did you mean 'count'")
-
-    async with asyncio.timeout(60):
-        async with running_webhook(tmp_path) as (webhook, ca):
-            host, port = webhook.url.removeprefix("https://").split(":")
-            context = ssl.create_default_context(cafile=str(ca))
-            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-            head = f"POST /validate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode())
-            assert b"100" in await reader.readuntil(b"\r\n\r\n")
-            response_task = asyncio.create_task(send_body_after_stop(reader, writer))
-        assert (await response_task).startswith(b"HTTP/1.1 200")
-        writer.close()
 
 
 async def test_a_renewed_certificate_is_used_and_an_incomplete_pair_is_not(tmp_path: Path) -> None:

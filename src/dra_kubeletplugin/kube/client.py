@@ -61,6 +61,7 @@ class KubeClient:
 
     async def close(self) -> None:
         await self._discovery.close()
+        await self.config.credentials.close()
         await self.transport.close()
 
     async def __aenter__(self) -> KubeClient:

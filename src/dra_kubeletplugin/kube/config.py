@@ -45,11 +45,9 @@ def load_config(kubeconfig: str = "", context: str = "", *, service_account: Pat
     """
     if not kubeconfig:
         return _in_cluster(Path(service_account or SERVICE_ACCOUNT))
-    from .kubeconfig import Kubeconfig
+    from .kubeconfig import load_kubeconfig  # brings YAML, which a pod does not need
 
-    loaded = Kubeconfig(kubeconfig, context)
-    proxy = loaded.proxy or _proxy(loaded.server)
-    return ApiConfig(loaded.server, loaded.tls, loaded, proxy, loaded.namespace)
+    return load_kubeconfig(kubeconfig, context)
 
 
 def _in_cluster(folder: Path) -> ApiConfig:
@@ -71,9 +69,10 @@ def _in_cluster(folder: Path) -> ApiConfig:
         namespace = read_text_file(folder / "namespace").strip()
     except (OSError, ValueError):
         namespace = ""
-    return ApiConfig(server, tls, TokenFile(folder / "token"), _proxy(server), namespace)
+    return ApiConfig(server, tls, TokenFile(folder / "token"), proxy_of_environment(server), namespace)
 
 
-def _proxy(server: str) -> Proxy | None:
+def proxy_of_environment(server: str) -> Proxy | None:
+    """Returns the proxy for a server from HTTPS_PROXY and NO_PROXY. Raises :class:`SettingsError` if it is unusable."""
     https, host, port, _ = split_server(server)
     return proxy_of(os.environ, "https" if https else "http", host, port)

@@ -81,11 +81,13 @@ class Connection:
             new = response.take()  # first what arrived together with the head
             size += sum(map(len, new))
             parts += new
+            head = response.head
+            if head and (
+                response.done or (size > max_body and head.status >= 400)
+            ):  # the status of a refusal is enough
+                return HttpResponse(head.status, head.headers, b"".join(parts)[:max_body])
             if size > max_body:
                 raise MalformedResponseError(f"the response is larger than {max_body} bytes")
-            if response.done:
-                assert response.head is not None
-                return HttpResponse(response.head.status, response.head.headers, b"".join(parts))
             await self._receive(response)
 
     async def stream(self, target: str, block: bytes) -> HttpResponse:

@@ -1,13 +1,16 @@
-"""Runs the exec plugin of a kubeconfig, which returns a token or a client certificate.
+"""The exec plugin of a kubeconfig: a program that returns a token or a client certificate.
 
 Source: https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import os
 import subprocess
-from dataclasses import dataclass
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,11 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, describe, printable
+from .credentials import Credentials, bearer
+from .tls import Tls
 
-_TIMEOUT = 120.0  # seconds until a plugin is killed: a user may have to log in with a browser
+log = logging.getLogger(__name__)
+_EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before they expire, as in the official client
 
 
 class _Variable(msgspec.Struct):
@@ -27,8 +33,8 @@ class _Variable(msgspec.Struct):
 class ExecConfig(msgspec.Struct, rename="camel"):
     """The field ``exec`` of a user. Source: k8s.io/client-go/tools/clientcmd/api/v1 ``ExecConfig``."""
 
-    command: str
-    api_version: str
+    command: str = ""
+    api_version: str = ""
     args: list[str] | None = None
     env: list[_Variable] | None = None
     install_hint: str = ""
@@ -48,55 +54,105 @@ class _Result(msgspec.Struct):
     status: ProvidedCredentials
 
 
-@dataclass(frozen=True)
-class ExecPlugin:
-    """The plugin of one user.
+class ExecCredentials(Credentials):
+    """Runs the plugin at the first request, after a 401, and before its credentials expire. Callers share one run.
+
+    Credentials that expire soon are still valid, so a request does not wait for new ones.
+
+    Args:
+        config: the program.
+        folder: the folder of the kubeconfig; a relative path of the program starts there.
+        cluster: the cluster as plugins get it, if their field ``provideClusterInfo`` is true.
+        tls: gets the client certificate that the plugin returns.
+        where: names the kubeconfig in messages.
 
     Attributes:
-        folder: the folder of the kubeconfig; a relative path of the command starts there.
-        cluster: the cluster as plugins get it, if their field ``provideClusterInfo`` is true.
+        wait: seconds that a request waits for the plugin, which continues for the next request.
+        interval: minimum seconds between two runs, also if the server returns 401 more often.
+        timeout: seconds until the plugin is killed: a user may have to log in with a browser.
     """
 
-    config: ExecConfig
-    folder: Path
-    cluster: dict[str, Any]
+    def __init__(self, config: ExecConfig, folder: Path, cluster: dict[str, Any], tls: Tls, where: str) -> None:
+        super().__init__()
+        self.wait, self.interval, self.timeout = 8.0, 5.0, 120.0
+        self._config = config
+        self._folder = folder
+        self._cluster = cluster
+        self._tls, self._files = tls, tls.files
+        self._where = f"{where}: exec plugin {printable(config.command)!r}"
+        self._run: asyncio.Task[None] | None = None
+        self._started = -math.inf
+        self._expires = -math.inf  # in seconds since 1970
+        self._is_valid = False
+        self._fault = ""  # of the last run
 
-    @property
-    def shown(self) -> str:
-        return f"exec plugin {printable(self.config.command)!r}"
+    async def header(self) -> str:
+        is_due = not self._is_valid or self._expires - _EXPIRY_MARGIN <= time.time()
+        if is_due and (self._run is None or self._run.done()) and time.monotonic() - self._started >= self.interval:
+            self._started = time.monotonic()
+            self._run = asyncio.create_task(self._renew(), name="exec plugin")
+        if not self._is_valid and self._run:
+            if not (await asyncio.wait({self._run}, timeout=self.wait))[0]:
+                raise ApiError(f"{self._where} takes longer than {self.wait:g}s")
+            if self._fault:
+                raise ApiError(self._fault)
+        return self._value
 
-    def run(self) -> ProvidedCredentials:
-        """Blocks until the plugin has ended. It may print to standard error. Raises :class:`ApiError`."""
-        config, spec = self.config, dict[str, Any](interactive=False)
+    def rejected(self) -> None:
+        self._is_valid = False
+
+    async def close(self) -> None:
+        """Kills a running plugin."""
+        if self._run:
+            self._run.cancel()
+            await asyncio.wait({self._run})
+
+    async def _renew(self) -> None:
+        try:
+            found = msgspec.json.decode(await self._output(), type=_Result).status
+            cert, key = found.client_certificate_data, found.client_key_data
+            if not found.token and not (cert and key):
+                raise ValueError("its output has neither a token nor a client certificate with its key")
+            value = bearer(found.token) if found.token else ""
+        except (ValueError, RecursionError) as e:
+            cause = "its output is not an ExecCredential: " if isinstance(e, msgspec.DecodeError) else ""
+            self._fault = f"{self._where} returned no credentials: {cause}{printable(e)}"
+            if self._value:
+                log.warning("cannot renew the credentials: %s", self._fault)
+            return
+        self._value, self._is_valid, self._fault = value, True, ""
+        self._expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else math.inf
+        if cert and key:
+            self._tls.use(msgspec.structs.replace(self._files, cert=cert.encode(), key=key.encode()))
+
+    async def _output(self) -> bytes:
+        """Runs the plugin and returns its output. It may print to standard error. Raises ``ValueError`` with the cause."""
+        config, spec = self._config, dict[str, Any](interactive=False)
         if config.provide_cluster_info:
-            spec["cluster"] = self.cluster
+            spec["cluster"] = self._cluster
         info = {"apiVersion": config.api_version, "kind": "ExecCredential", "spec": spec}
         environment = os.environ | {v.name: v.value for v in config.env or ()}
         environment["KUBERNETES_EXEC_INFO"] = msgspec.json.encode(info).decode()
-        program = str(self.folder / config.command) if "/" in config.command else config.command
+        program = str(self._folder / config.command) if "/" in config.command else config.command
         try:
-            process = subprocess.run(  # noqa: S603 - the user's own plugin
-                [program, *(config.args or ())],
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *(config.args or ()),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                timeout=_TIMEOUT,
-                check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise self._error(f"it was killed after {_TIMEOUT:g}s") from None
-        except (OSError, ValueError) as e:
-            hint = f": {printable(config.install_hint)}" if config.install_hint else ""
-            raise self._error(f"{describe(e)}{hint}") from None
-        if process.returncode:
-            raise self._error(f"it ended with code {process.returncode}; its own messages are on standard error")
+        except OSError as e:
+            hint = f": {config.install_hint}" if config.install_hint else ""
+            raise ValueError(f"{describe(e)}{hint}") from None
         try:
-            found = msgspec.json.decode(process.stdout, type=_Result).status
-        except ValueError as e:
-            raise self._error(f"its output is not an ExecCredential: {printable(e)}") from None
-        if not found.token and not (found.client_certificate_data and found.client_key_data):
-            raise self._error("its output has neither a token nor a client certificate with its key")
-        return found
-
-    def _error(self, cause: str) -> ApiError:
-        return ApiError(f"{self.shown} returned no credentials: {cause}")
+            async with asyncio.timeout(self.timeout):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            raise ValueError(f"it was killed after {self.timeout:g}s") from None
+        finally:  # also if the process of this package ends
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            raise ValueError(f"it ended with code {process.returncode}; its own messages are on standard error")
+        return output

@@ -1,143 +1,239 @@
-"""Credentials from kubeconfig files: tokens, passwords, certificates, and the credentials of an exec plugin.
+"""Reads kubeconfig files: merges them, selects a context, and checks its fields without running a program.
 
-Changed files are read again. A request waits at most 8 s for an exec plugin.
+It follows the rules of kubectl: the first file that has an entry is used, paths are relative to the file that contains them, and inline
+data is used before a path. Source: https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
+import base64
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+import yaml
 
-from ..base.threads import in_own_thread
-from ..errors import ApiError, DraError, SettingsError, describe, printable
-from .credentials import Credentials, TokenFile
-from .kubeconfig_file import SelectedContext, check_header, select_context
-from .proxy import Proxy
-from .tls import RECHECK, Tls, TlsFiles
+from ..base.files import at_home, read_file, read_input
+from ..errors import SettingsError, clip, describe, printable
+from .config import ApiConfig, proxy_of_environment
+from .credentials import Credentials, TokenFile, bearer
+from .exec_plugin import ExecConfig, ExecCredentials
+from .proxy import parse_proxy
+from .tls import Source, Tls, TlsFiles, make_context
+from .transport import split_server
 
-log = logging.getLogger(__name__)
-_WAIT = 8.0  # seconds that a request waits for an exec plugin, which continues for the next request
-_MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, also if the server returns 401 more often
-_EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before they expire, as in the official client
+
+class Cluster(msgspec.Struct, rename="kebab"):
+    server: str | None = None
+    certificate_authority: str | None = None
+    certificate_authority_data: str | None = None
+    insecure_skip_tls_verify: bool | None = None
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+
+
+class User(msgspec.Struct, rename="kebab"):
+    token: str | None = None
+    token_file: str | None = msgspec.field(name="tokenFile", default=None)
+    client_certificate: str | None = None
+    client_certificate_data: str | None = None
+    client_key: str | None = None
+    client_key_data: str | None = None
+    username: str | None = None
+    password: str | None = None
+    exec: ExecConfig | None = None
+    auth_provider: dict[str, Any] | None = None
+    impersonated: str | None = msgspec.field(name="as", default=None)
+
+
+class Context(msgspec.Struct):
+    cluster: str | None = None
+    user: str | None = None
+    namespace: str | None = None
+
+
+class NamedCluster(msgspec.Struct):
+    name: str
+    cluster: Cluster | None = None
+
+
+class NamedUser(msgspec.Struct):
+    name: str
+    user: User | None = None
+
+
+class NamedContext(msgspec.Struct):
+    name: str
+    context: Context | None = None
+
+
+class KubeconfigFile(msgspec.Struct, rename="kebab"):
+    """One file. Source: k8s.io/client-go/tools/clientcmd/api/v1 ``Config``."""
+
+    current_context: str | None = None
+    clusters: list[NamedCluster] | None = None
+    users: list[NamedUser] | None = None
+    contexts: list[NamedContext] | None = None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads each value as a text, except null: fields of a kubeconfig are texts, also if they look like a number or a date."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - an attribute of PyYAML
+        first: [(tag, pattern) for tag, pattern in found if tag.endswith((":null", ":merge"))]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+N = TypeVar("N", NamedCluster, NamedUser, NamedContext)
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """Credentials. ``header`` is empty if the user has no token; ``expires`` is in seconds since 1970."""
+class _Entry:
+    """A cluster or user, as messages name it, and the folder of its file."""
 
-    selected: SelectedContext
-    header: str
-    files: TlsFiles
-    expires: float | None = None
+    where: str
+    shown: str
+    folder: Path
 
-    @property
-    def is_expired(self) -> bool:
-        return self.expires is not None and self.expires - _EXPIRY_MARGIN <= time.time()
+    def named(self, field: str) -> str:
+        return f"{self.where}: {field} of {self.shown}"
+
+    def fault(self, field: str, cause: str) -> SettingsError:
+        return SettingsError(f"{self.named(field)}{cause}")
+
+    def source(self, field: str, path: str | None, data: str | None) -> Source | None:
+        """Returns the decoded inline data, or else the path; None if there is neither. Raises :class:`SettingsError`."""
+        if data:
+            try:
+                return base64.b64decode("".join(data.split()), validate=True)
+            except ValueError as e:
+                raise self.fault(f"{field}-data", f" is not base64: {printable(e)}") from None
+        if not path:
+            return None
+        try:
+            read_file(self.folder / path)
+        except OSError as e:
+            raise self.fault(field, f" cannot be read: {describe(e)}") from None
+        return self.folder / path
 
 
-class Kubeconfig(Credentials):
-    """One context of one or more kubeconfig files.
+def load_kubeconfig(paths: str, name: str = "") -> ApiConfig:
+    """Reads the files and selects a context.
 
     Args:
-        paths: one path, or several as in KUBECONFIG; missing files are skipped.
-        context: name of the context; empty for the current one.
+        paths: one path, or several separated as in KUBECONFIG; missing files are skipped.
+        name: name of the context; empty for the current one.
 
     Raises :class:`SettingsError` with the file, the field and the cause.
     """
+    where = f"--kubeconfig (KUBECONFIG) {paths}"
+    files = _read_files(paths, where)
+    name = name or next((f.current_context for _, f in files if f.current_context), "")
+    if not name:
+        raise SettingsError(f"{where} has no current-context: select one with `kubectl config use-context`")
+    context = (
+        _find(where, "contexts", name, [(p, c) for p, f in files for c in f.contexts or ()])[1].context or Context()
+    )
+    path, named = _find(where, "clusters", context.cluster or "", [(p, c) for p, f in files for c in f.clusters or ()])
+    cluster, of_cluster = named.cluster or Cluster(), _Entry(where, f"cluster {named.name!r}", path.absolute().parent)
+    user, of_user = User(), of_cluster
+    if context.user:
+        path, found = _find(where, "users", context.user, [(p, u) for p, f in files for u in f.users or ()])
+        user, of_user = found.user or User(), _Entry(where, f"user {found.name!r}", path.absolute().parent)
+    server = (cluster.server or "").rstrip("/")
+    try:
+        split_server(server)
+    except SettingsError as e:
+        raise of_cluster.fault("server", f": {e}") from None
+    tls = Tls(_tls_files(of_cluster, cluster, of_user, user) if server.startswith("https:") else None)
+    of_file = parse_proxy(cluster.proxy_url, of_cluster.named("proxy-url")) if cluster.proxy_url else None
+    proxy = of_file or proxy_of_environment(server)
+    return ApiConfig(server, tls, _credentials(of_user, user, cluster, tls), proxy, context.namespace or "")
 
-    def __init__(self, paths: str, context: str = "") -> None:
-        self._paths, self._context = paths, context
-        self._where = f"--kubeconfig (KUBECONFIG) {paths}"
-        selected = self._select()
-        self.server: str = selected.server
-        self.proxy: Proxy | None = selected.proxy
-        self.namespace: str = selected.namespace
-        self.token_file: TokenFile | None = TokenFile(selected.token_file) if selected.token_file else None
-        self.tls = Tls(selected.files)
-        self._shown = selected.plugin.shown if selected.plugin else "reading it"  # what a request may wait for
-        self._loaded = None if selected.plugin else _Loaded(selected, selected.header, selected.files)
-        self._checked = time.monotonic()
-        self._stale = False
-        self._renewing: asyncio.Future[_Loaded] | None = None
-        self._started = 0.0
-        self._fault = ""  # of the last attempt to get credentials
 
-    def _select(self) -> SelectedContext:
+def _tls_files(of_cluster: _Entry, cluster: Cluster, of_user: _Entry, user: User) -> TlsFiles:
+    """Returns the checked certificates. Raises :class:`SettingsError` with the field that is not a valid certificate or key."""
+    ca = of_cluster.source("certificate-authority", cluster.certificate_authority, cluster.certificate_authority_data)
+    files = TlsFiles(ca, verify=not cluster.insecure_skip_tls_verify, server_name=cluster.tls_server_name or "")
+    _check(files, of_cluster, "certificate-authority")
+    cert = of_user.source("client-certificate", user.client_certificate, user.client_certificate_data)
+    key = of_user.source("client-key", user.client_key, user.client_key_data)
+    if cert and not key:
+        raise of_user.fault("client-certificate", " has no client-key: add client-key or client-key-data")
+    if cert:
+        files = msgspec.structs.replace(files, cert=cert, key=key)
+        _check(files, of_user, "client-certificate or client-key")
+    return files
+
+
+def _check(files: TlsFiles, of: _Entry, field: str) -> None:
+    try:
+        make_context(files, files.read())
+    except (OSError, ValueError) as e:
+        raise of.fault(field, f" (or -data) cannot be used: {printable(e)}") from None
+
+
+def _credentials(of_user: _Entry, user: User, cluster: Cluster, tls: Tls) -> Credentials:
+    """Returns the user's credentials. As in kubectl, static credentials come before an exec plugin. Raises :class:`SettingsError`."""
+    if user.impersonated:
+        raise of_user.fault("as", ": impersonation is not supported; use a user with its own credentials")
+    if user.token_file:
+        return TokenFile(of_user.folder / user.token_file)
+    if user.token:
         try:
-            return select_context(self._paths, self._context, self._where)
-        except OSError as e:
-            raise SettingsError(f"{self._where} cannot be read: {describe(e)}") from None
+            return Credentials(bearer(user.token))
+        except ValueError as e:
+            raise of_user.fault("token", f": {e}") from None
+    if user.username:
+        pair = f"{user.username}:{user.password or ''}".encode()
+        return Credentials(f"Basic {base64.b64encode(pair).decode()}")
+    if user.auth_provider:
+        hint = "auth providers are not supported; use an exec plugin, such as kubelogin for OIDC"
+        raise of_user.fault("auth-provider", f": {hint}")
+    if user.exec is None:
+        return Credentials()
+    if not (user.exec.command and user.exec.api_version):
+        raise of_user.fault("exec", " needs a command and an apiVersion")
+    shown = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": cluster.certificate_authority_data,
+        "proxy-url": cluster.proxy_url,
+    }
+    return ExecCredentials(user.exec, of_user.folder, {k: v for k, v in shown.items() if v}, tls, of_user.where)
 
-    async def header(self) -> str:
-        header = await self._current()
-        return await self.token_file.header() if self.token_file else header
 
-    async def _current(self) -> str:
-        """Returns the header of the current credentials. Reads the files again when a check is due."""
-        now = time.monotonic()
-        is_needed = self._loaded is None or self._stale
-        if self._renewing is None and (is_needed or now - self._checked >= RECHECK):
-            if is_needed and self._started and now - self._started < _MIN_INTERVAL:
-                return self._last()
-            self._started = now
-            self._renewing = asyncio.ensure_future(in_own_thread(self._renew))
-            self._renewing.add_done_callback(self._renewed)
-        if self._renewing is not None and is_needed:
-            done, _ = await asyncio.wait({self._renewing}, timeout=_WAIT)
-            if not done:
-                raise ApiError(f"{self._where}: {self._shown} takes longer than {_WAIT:g}s")
-            if self._stale and self._fault:
-                raise ApiError(self._fault)
-        # Credentials that the server has not rejected are valid for some minutes more, so this request does not wait for new ones.
-        return self._last()
-
-    def _last(self) -> str:
-        if self._loaded is None:
-            raise ApiError(self._fault or f"{self._where}: there are no credentials yet")
-        return self._loaded.header
-
-    def rejected(self) -> None:
-        self._stale = True
-        if self.token_file:
-            self.token_file.rejected()
-
-    def _renew(self) -> _Loaded:
-        """Returns current credentials. Runs in a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
-        loaded, selected = self._loaded, self._select()
-        if loaded and not self._stale and not loaded.is_expired and selected == loaded.selected:
-            return loaded
-        plugin = selected.plugin
-        if plugin is None:
-            return _Loaded(selected, selected.header, selected.files)
+def _read_files(paths: str, where: str) -> list[tuple[Path, KubeconfigFile]]:
+    found = []
+    exists = False
+    for path in (at_home(p) for p in paths.split(os.pathsep) if p):
         try:
-            found = plugin.run()
-            header = (
-                check_header(f"Bearer {found.token.strip()}", f"the token of {plugin.shown}") if found.token else ""
-            )
-        except DraError as e:
-            raise ApiError(f"{self._where}: {describe(e)}") from None
-        files = selected.files
-        if found.client_certificate_data and found.client_key_data:
-            cert, key = found.client_certificate_data.encode(), found.client_key_data.encode()
-            files = msgspec.structs.replace(files, cert=cert, key=key)
-        expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else None
-        return _Loaded(selected, header, files, expires)
+            content = yaml.load(read_input(path).decode(), _Loader)  # noqa: S506 - it is a SafeLoader
+            exists = True
+            if content is not None:
+                found.append((path, msgspec.convert(content, KubeconfigFile, strict=False)))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
+            cause = f"it is not a kubeconfig: {printable(e)}" if isinstance(e, msgspec.ValidationError) else describe(e)
+            shown = where if str(path) in where else f"{where}: {path}"
+            raise SettingsError(clip(f"{shown} cannot be read: {cause}")) from None
+    if not found:
+        raise SettingsError(f"{where} is empty" if exists else f"{where} does not exist")
+    return found
 
-    def _renewed(self, renewing: asyncio.Future[_Loaded]) -> None:
-        fault = None if renewing.cancelled() else renewing.exception()
-        if renewing.cancelled() or renewing is not self._renewing:
-            return
-        self._renewing = None
-        self._checked = time.monotonic()
-        self._fault = printable(fault) if fault else ""
-        if fault is not None:
-            if self._loaded is not None:
-                log.warning("cannot renew the credentials: %s", self._fault)
-            return
-        self._stale = False
-        self._loaded = renewing.result()
-        self.tls.use(self._loaded.files)
+
+def _find(where: str, group: str, name: str, entries: Sequence[tuple[Path, N]]) -> tuple[Path, N]:
+    """Returns the entry with that name from the first file that has it, and the file. Two such entries in one file are an error."""
+    matches = [(path, entry) for path, entry in entries if entry.name == name]
+    if not matches:
+        known_names = ", ".join(sorted({entry.name for _, entry in entries})) or "none"
+        raise SettingsError(f"{where} has no {group[:-1]} {name!r} in {group} (there: {printable(known_names)})")
+    if [path for path, _ in matches].count(matches[0][0]) > 1:
+        raise SettingsError(f"{where} has two entries {name!r} in {group}: remove one")
+    return matches[0]

@@ -43,22 +43,23 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
 
 class Tls:
-    """Provides the context for a new connection; creates it again when the content of the files has changed."""
+    """Provides the context for a new connection; creates it again when the content of the files has changed.
+
+    Attributes:
+        recheck: seconds between checks of the files.
+    """
 
     def __init__(self, files: TlsFiles | None = None) -> None:
-        self._files = files or TlsFiles()
+        self.files = files or TlsFiles()
         self._context: ssl.SSLContext | None = None
         self._content: tuple[bytes | None, ...] = ()
         self._checked = 0.0
-
-    @property
-    def server_name(self) -> str:
-        return self._files.server_name
+        self.recheck = RECHECK
 
     def use(self, files: TlsFiles) -> None:
         """Uses other files from now on."""
-        if files != self._files:
-            self._files = files
+        if files != self.files:
+            self.files = files
             self.rejected()
 
     def rejected(self) -> None:
@@ -71,16 +72,14 @@ class Tls:
         Raises :class:`ApiError` if there is no context yet and the files are invalid. Later faults are logged, and the last valid
         context stays in use.
         """
-        if self._context is not None and self._checked and time.monotonic() - self._checked < RECHECK:
+        if self._context is not None and self._checked and time.monotonic() - self._checked < self.recheck:
             return self._context
         try:
-            content = self._files.read()
+            content = self.files.read()
             if self._context is None or content != self._content:
-                self._context, self._content = make_context(self._files, content), content
+                self._context, self._content = make_context(self.files, content), content
         except (OSError, ValueError) as e:
-            shown = ", ".join(
-                str(p) for p in (self._files.ca, self._files.cert, self._files.key) if isinstance(p, Path)
-            )
+            shown = ", ".join(str(p) for p in (self.files.ca, self.files.cert, self.files.key) if isinstance(p, Path))
             message = f"the certificates cannot be used ({shown}): {printable(e)}"
             if self._context is None:
                 raise ApiError(message) from None

@@ -156,7 +156,7 @@ class Transport:
 
     async def _open_connection(self) -> Connection:
         tls = self._tls
-        context, name = (tls.context(), tls.server_name) if tls else (None, "")
+        context, name = (tls.context(), tls.files.server_name) if tls else (None, "")
         return await connect(self._host, self._port, context, name, self._proxy)
 
 

@@ -15,17 +15,22 @@ from ..driver.self_checks import parse_checks
 from ..errors import DraError, printable
 
 log = logging.getLogger(__name__)
-_SLOW = 30.0  # seconds after which a call is reported as hanging
 
 
 class DriverChecks:
-    """The checks of one driver in one process. ``interval`` is in seconds. Two calls never overlap."""
+    """The checks of one driver in one process. Two calls never overlap.
 
-    def __init__(self, driver: Driver, calls: Calls, metrics: Metrics, interval: float) -> None:
+    Args:
+        interval: seconds between two calls.
+        slow: seconds after which a call is reported as hanging.
+    """
+
+    def __init__(self, driver: Driver, calls: Calls, metrics: Metrics, interval: float, slow: float = 30.0) -> None:
         self._driver = driver
         self._calls = calls
         self._metrics = metrics
         self._interval = interval
+        self._slow = slow
         self._results: Sequence[Check] = ()
         self._fault = ""  # why the last call failed
         self._called_at: float | None = None  # when the current call began
@@ -77,7 +82,7 @@ class DriverChecks:
         """Returns all other problems, and why the results may be out of date."""
         out = [c.sentence for c in self._results if c.problem and not c.blocking]
         out += [self._fault] if self._fault else []
-        if self._called_at is not None and (age := time.monotonic() - self._called_at) > _SLOW:
+        if self._called_at is not None and (age := time.monotonic() - self._called_at) > self._slow:
             out.append(f"the driver's checks() has not returned for {age:.0f} s")
         return out
 

@@ -19,20 +19,21 @@ from ..driver.calls import Calls
 from ..errors import DraError, DriverError, SettingsError, describe
 
 log = logging.getLogger(__name__)
-STOP = 3.0  # seconds that each part of a stop may take, except the calls in flight
 Job = Callable[[], Awaitable[object]]
 Lines = Callable[[], Awaitable[Sequence[str]]]
 PAGES = frozenset({"/", "/status.json"})
 
 
-def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
-    """Registers a part of the stop. If it hangs or fails, the other parts still run."""
+def stop_with_timeout(
+    stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]], seconds: float = 3.0
+) -> None:
+    """Registers a part of the stop, which may take ``seconds``. If it hangs or fails, the other parts still run."""
 
     async def limited() -> None:
         task = asyncio.ensure_future(stop())
-        done, _ = await asyncio.wait([task], timeout=STOP)
+        done, _ = await asyncio.wait([task], timeout=seconds)
         if not done:
-            log.error("a step of the stop took more than %g s and is abandoned: %s", STOP, what)
+            log.error("a step of the stop took more than %g s and is abandoned: %s", seconds, what)
             task.cancel()
         elif not task.cancelled() and (error := task.exception()):
             log.error("a step of the stop failed: %s: %s", what, describe(error))

@@ -23,7 +23,6 @@ from ..errors import RecordsError, printable
 from .grpc.node_service import KubeletCall
 
 JSON_PATH = "/status.json"
-_READ_TIMEOUT = 2.0  # seconds for reading the records
 ReadRecords = Callable[[], Awaitable[Sequence[Row]]]
 # Any pod in the cluster can reach the port, and the names of claims must not be public.
 _LOCAL_ONLY = (
@@ -70,7 +69,9 @@ class PluginState:
     calls: Sequence[KubeletCall]
 
 
-async def render_page(request: Request, state: PluginState, inventory: Inventory, records: ReadRecords) -> Response:
+async def render_page(
+    request: Request, state: PluginState, inventory: Inventory, records: ReadRecords, timeout: float = 2.0
+) -> Response:
     """Handles ``/`` and :data:`JSON_PATH`.
 
     Args:
@@ -78,6 +79,7 @@ async def render_page(request: Request, state: PluginState, inventory: Inventory
         state: the state without devices.
         inventory: the devices.
         records: reads the records of claims. Raises :class:`RecordsError`.
+        timeout: seconds for reading the records.
     """
     if not is_from_loopback(request):
         return pages.text(_LOCAL_ONLY, 403)
@@ -86,7 +88,7 @@ async def render_page(request: Request, state: PluginState, inventory: Inventory
     rows: Sequence[Row] = ()
     notes = list(state.notes)
     try:
-        async with asyncio.timeout(_READ_TIMEOUT):
+        async with asyncio.timeout(timeout):
             rows = await records()
     except (RecordsError, TimeoutError) as e:
         notes.append(f"which claims are prepared is not known: {printable(e) or 'the records do not respond'}")

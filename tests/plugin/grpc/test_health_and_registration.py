@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import grpc.aio
 import pytest
 
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
@@ -18,31 +17,11 @@ from dra_kubeletplugin.devices.health_policy import DeviceHealth
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_state import DeviceKey
 from dra_kubeletplugin.plugin.grpc import (
-    NodeService,
     Registration,
 )
 from dra_kubeletplugin.plugin.grpc.health import HealthService
 
 MIB = 1024 * 1024
-
-
-class FakeServer:
-    """Records the services that are added."""
-
-    def __init__(self) -> None:
-        self.services: list[str] = []
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        self.services += [h.service_name() for h in handlers]
-
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """A server also gets the registered handlers of a service; these need no record."""
-
-
-def added_services(add_to: Any) -> list[str]:
-    server = FakeServer()
-    add_to(cast(grpc.aio.Server, server))
-    return server.services
 
 
 # --- health -------------------------------------------------------------------------------------------------
@@ -78,16 +57,6 @@ async def messages_of(devices: FakeInventory, kind: Any = v1.NodeWatchResourcesR
     return [message async for message in health(devices).messages(kind)]
 
 
-async def test_both_versions_of_the_health_service_are_served() -> None:
-    assert added_services(health(FakeInventory()).add_to) == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
-
-
-async def test_a_heartbeat_is_a_third_of_the_time_after_which_a_report_is_stale() -> None:
-    assert health(FakeInventory(timeout=30)).heartbeat == 10
-    assert health(FakeInventory(timeout=30), 7).heartbeat == 7
-    assert health(FakeInventory(timeout=30), 0.0).heartbeat == 0
-
-
 @pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
 async def test_the_report_of_a_device_contains_all_known_fields(kind: Any) -> None:
     entries = [(f"d{i}", DeviceHealth(h, f"m{i}", 5.9, 1.5)) for i, h in enumerate((True, False, None))]
@@ -97,11 +66,6 @@ async def test_the_report_of_a_device_contains_all_known_fields(kind: Any) -> No
     assert fields == [("pool", f"d{i}", f"m{i}", 5) for i in range(3)]
     assert [d.health for d in message.devices] == [v1.HEALTHY, v1.UNHEALTHY, v1.UNKNOWN]
     assert {d.health_check_timeout_seconds for d in message.devices} == {2}
-
-
-async def test_without_devices_the_stream_has_one_empty_message() -> None:
-    (message,) = await messages_of(FakeInventory())
-    assert len(message.devices) == 0
 
 
 @pytest.mark.parametrize(("length", "max_bytes"), [(0, 0), (1024, 1024), (1025, 1024), (5000, 1024)])
@@ -120,23 +84,6 @@ async def test_a_message_is_at_most_as_long_as_grpc_allows() -> None:
     assert [len(m.devices) for m in messages] == [entries_per_message, 1]
     assert messages[0].ByteSize() < 4 * MIB
     assert [d.device.device_name for m in messages for d in m.devices] == [name for name, _ in entries]
-
-
-@pytest.mark.parametrize(("devices", "task_switches"), [(255, 0), (256, 1), (511, 1), (512, 2)])
-async def test_other_tasks_run_after_each_256_devices(devices: int, task_switches: int) -> None:
-    runs = -1
-
-    async def other_task() -> None:
-        nonlocal runs
-        while True:
-            runs += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other_task())
-    await asyncio.sleep(0)
-    await messages_of(FakeInventory(*((f"d{i}", DeviceHealth(True)) for i in range(devices))))
-    assert runs == task_switches
-    task.cancel()
 
 
 async def test_the_stream_reports_all_devices_again_after_each_report_and_each_heartbeat() -> None:
@@ -222,13 +169,6 @@ async def test_a_refusal_is_reported_with_the_next_step(
 
 async def test_the_plugin_info_contains_the_configured_names() -> None:
     r = Registration("d.example.com", Path("/x"), ("v1.DRAPlugin", "v1beta1.DRAPlugin"), Metrics())
-    assert added_services(r.add_to) == ["pluginregistration.Registration"]
     info = await r.GetInfo(pb.InfoRequest(), cast(Any, None))
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "d.example.com", "/x")
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
-
-
-async def test_both_versions_of_the_claims_service_are_served() -> None:
-    assert added_services(NodeService(cast(Any, None), Metrics()).add_to) == [
-        f"k8s.io.kubelet.pkg.apis.dra.{v}.DRAPlugin" for v in ("v1", "v1beta1")
-    ]

@@ -13,7 +13,7 @@ from tests.helpers.drivers import make_toy_class
 SCALE = 1 / 40  # the plugin responds after 40 s, and the kubelet cancels after 45 s
 
 
-@pytest.mark.parametrize("seconds", [39.9, 40.0, 44.9, 45.0, 45.1, 60.0])
+@pytest.mark.parametrize("seconds", [39.9, 44.9, 45.1, 60.0])
 async def test_the_pod_runs_after_one_prepare(seconds: float) -> None:
     cls = make_toy_class()
     cls.delay = seconds * SCALE

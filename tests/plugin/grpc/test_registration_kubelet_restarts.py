@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_devkit.testing import node_with
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from tests.helpers.drivers import HealthReportingDriver
 from tests.helpers.waiting import wait_until
 
@@ -37,15 +38,15 @@ def names(folder: Path) -> list[str]:
 async def test_forty_restarts_leave_no_descriptors_threads_memory_or_files() -> None:
     async with node_with(HealthStreamDriver, process=True) as node:
         await node.run_pod("stays")
-        process = node._running._process  # type: ignore[union-attr]
-        assert process is not None
+        (lock,) = (node.settings.plugin_dir / "processes").glob("*.lock")
+        pid = InstanceLock.pid(lock.stem)
         files = names(node.settings.plugin_dir)
         counts = []
         for _ in range(RESTARTS):
             await node.kubelet.restart()
             await wait_until(lambda: node.kubelet.plugins.newest(HealthStreamDriver.name) is not None)
             await wait_until(lambda: bool(node.cluster.slices()))
-            counts.append(used_resources(process.pid))
+            counts.append(used_resources(pid))
         descriptors, threads, memory = zip(*counts[WARM:], strict=True)
         # A leak adds one descriptor per restart. The number of kept connections to the API server (at most 8) varies
         # with the machine's load.

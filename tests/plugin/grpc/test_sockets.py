@@ -132,11 +132,6 @@ async def test_a_stop_keeps_the_socket_of_another_instance(tmp_path: Path) -> No
     await second.stop()
 
 
-async def test_the_error_for_a_missing_folder_names_it(tmp_path: Path) -> None:
-    with pytest.raises(SocketError, match="nowhere is not a folder"):
-        await server(tmp_path / "nowhere" / "x.sock").start()
-
-
 async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
     s = server(tmp_path / "x.sock", lock_folder=tmp_path)
     await s.start()
@@ -260,19 +255,6 @@ async def test_a_hidden_name_may_be_107_bytes_long_with_its_folder(extra: int) -
         assert list(folder.iterdir()) == []
 
 
-async def test_a_path_that_cannot_be_read_is_not_served(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SocketError, match="cannot be inspected: Not a directory"):
-        await server(tmp_path / "file" / "x.sock", lock_folder=tmp_path).start()
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_server_that_never_served_removes_no_file(tmp_path: Path) -> None:
-    (tmp_path / "x.sock").touch()
-    server(tmp_path / "x.sock").unlink()
-    assert (tmp_path / "x.sock").exists()
-
-
 async def test_a_socket_of_another_process_on_the_path_is_reported_and_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     async with running_server(server(path)) as s:
@@ -285,16 +267,6 @@ async def test_a_socket_of_another_process_on_the_path_is_reported_and_not_remov
         assert await name_at(path) == "d.example.com"
 
 
-@pytest.mark.full
-async def test_a_socket_that_is_removed_several_times_is_restored_each_time(tmp_path: Path) -> None:
-    path = tmp_path / "x.sock"
-    async with running_server(server(path)):
-        for _ in range(3):
-            path.unlink()
-            await wait_until(path.exists)
-            assert await name_at(path) == "d.example.com"
-
-
 async def test_a_socket_that_was_removed_intentionally_is_not_restored(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     async with running_server(server(path)) as s:
@@ -302,15 +274,6 @@ async def test_a_socket_that_was_removed_intentionally_is_not_restored(tmp_path:
         await asyncio.sleep(1.3)
         assert not path.exists()
         assert s.fault == ""
-
-
-async def test_the_registration_counts_as_lost_with_its_socket() -> None:
-    r = registration()
-    await r.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), None)
-    assert r.registered.is_set()
-    r.lost()
-    assert not r.registered.is_set()
-    assert r.error == "the registration socket was removed"
 
 
 # --- sockets of dead processes ----------------------------------------------------------------------

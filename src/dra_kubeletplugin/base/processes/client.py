@@ -37,7 +37,7 @@ class SupervisedRunner:
         except BaseException:
             connection.close()
             raise
-        return _SupervisedLaunch(self, response.process, connection)
+        return Launched(response.process, connection.detach())  # if the plugin dies, the supervisor ends the process
 
     def state(self, process: ProcessIdentity) -> ProcessState:
         try:
@@ -83,23 +83,3 @@ class SupervisedRunner:
 
     def _unavailable(self, e: Exception) -> RetryableError:
         return RetryableError(f"the process supervisor at {self.path} does not respond: {describe(e)}")
-
-
-class _SupervisedLaunch:
-    """A process that waits to run its program. If the plugin dies, its connection closes, and the supervisor ends the process."""
-
-    def __init__(self, runner: SupervisedRunner, identity: ProcessIdentity, connection: socket.socket) -> None:
-        self.identity = identity
-        self._runner = runner
-        self._connection = connection
-
-    def go(self) -> None:
-        try:
-            self._connection.sendall(b"{}\n")
-        except OSError as e:
-            raise self._runner._unavailable(e) from None
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        self._connection.close()

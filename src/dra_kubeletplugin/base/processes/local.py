@@ -84,17 +84,27 @@ class ProcessState(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Launched(Protocol):
-    """A process that exists and waits to run its program."""
+class Launched:
+    """A process that exists and waits to run its program. It ends by itself if ``gate`` is closed before one byte is written to it.
 
-    @property
-    def identity(self) -> ProcessIdentity: ...
+    Args:
+        identity: the process.
+        gate: the descriptor of a pipe to the process, or of a connection to its supervisor.
+    """
+
+    def __init__(self, identity: ProcessIdentity, gate: int) -> None:
+        self.identity = identity
+        self._gate = gate
 
     def go(self) -> None:
-        """Runs the program. Raises :class:`RetryableError`."""
+        """Lets the process run its program. If it or its supervisor was killed meanwhile, its state says so."""
+        with contextlib.suppress(OSError):
+            os.write(self._gate, b"\n")
+        self.abandon()
 
     def abandon(self) -> None:
-        """Ends the process without running its program."""
+        """Ends the process if it does not run its program yet."""
+        os.close(self._gate)
 
 
 class ProcessRunner(Protocol):
@@ -117,6 +127,7 @@ class LocalRunner:
         self._exits: dict[int, str] = {}  # how the processes that this object started ended, by process id
 
     def launch(self, command: ProcessCommand) -> Launched:
+        self.reap(list(self._exits))  # an abandoned process has no other call that reaps it
         env = command.environment()
         if not _is_program(command.argv[0], env):
             raise RetryableError(f"the program {printable(command.argv[0])} was not found; PATH is {env['PATH']}")
@@ -147,7 +158,7 @@ class LocalRunner:
         if found is None:
             os.close(gate)
             raise RetryableError(f"{printable(command.argv[0])} cannot be started: its process ended at once")
-        return _LocalLaunch(self, found, gate)
+        return Launched(found, gate)
 
     def state(self, process: ProcessIdentity) -> ProcessState:
         if is_alive(process):
@@ -218,26 +229,6 @@ class LocalRunner:
             send_signal(process, signal.SIGKILL)
             wait_for_end(process, _KILL_WAIT / _ROUNDS)
             self.reap([process.pid])
-
-
-class _LocalLaunch:
-    def __init__(self, runner: LocalRunner, identity: ProcessIdentity, gate: int) -> None:
-        self.identity = identity
-        self._runner = runner
-        self._gate = gate
-
-    def go(self) -> None:
-        try:
-            os.write(self._gate, b"\n")
-        except OSError:  # it was killed meanwhile, and its state says so
-            pass
-        finally:
-            os.close(self._gate)
-
-    def abandon(self) -> None:
-        os.close(self._gate)
-        wait_for_end(self.identity, _KILL_WAIT)
-        self._runner.reap([self.identity.pid])
 
 
 def _is_program(name: str, env: Mapping[str, str]) -> bool:

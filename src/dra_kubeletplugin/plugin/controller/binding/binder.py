@@ -41,6 +41,18 @@ class NextStep(Enum):
     WAIT_FOR_WATCH = "nothing, until the watch shows the written conditions"
 
 
+class _Work:
+    """The work on one claim, until nothing is left to do for it."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+        self.changed = asyncio.Event()
+        self.waits_for_device = False
+        self.result: tuple[BoundClaimIdentity, DraError | None] | None = None  # of bind, until the claim contains it
+        self.written: tuple[BoundClaimIdentity, float] | None = None  # when, until the watch shows it
+        self.task: asyncio.Task[None] | None = None
+
+
 class Binder:
     """Binds and unbinds the claims of one driver. Created on the event loop; only the leader uses it.
 
@@ -69,13 +81,7 @@ class Binder:
         """Why claims are not bound or unbound, by claim (namespace/name)."""
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, BindingRecord] = {}
-        # results of bind, by claim UID, until the claim contains them
-        self._results: dict[str, tuple[BoundClaimIdentity, DraError | None]] = {}
-        # times of the writes to claims, by claim UID, until the watch shows them
-        self._written: dict[str, tuple[BoundClaimIdentity, float]] = {}
-        self._workers: dict[str, asyncio.Task[None]] = {}
-        self._changed: dict[str, asyncio.Event] = {}
-        self._blocked: set[str] = set()
+        self._work: dict[str, _Work] = {}  # by claim UID
         self._tasks: asyncio.TaskGroup | None = None
         self.fault = ""
         """Why nothing can be bound now; empty if there is no fault."""
@@ -85,20 +91,20 @@ class Binder:
     async def stop(self, grace: float) -> None:
         """Begins nothing new, and waits up to ``grace`` seconds for running calls of the driver."""
         self._stopping = True
-        for event in self._changed.values():
-            event.set()
-        if self._workers:
-            await asyncio.wait(list(self._workers.values()), timeout=grace)
+        for work in self._work.values():
+            work.changed.set()
+        if running := [work.task for work in self._work.values() if work.task]:
+            await asyncio.wait(running, timeout=grace)
 
     def changed(self, uid: str) -> None:
         """Handles a claim that may have changed."""
         if self._stopping:
             return
-        if event := self._changed.get(uid):
-            event.set()
+        if known := self._work.get(uid):
+            known.changed.set()
         elif self._tasks is not None:
-            self._changed[uid] = asyncio.Event()
-            self._workers[uid] = self._tasks.create_task(self._work_on(uid), name=f"claim {uid}")
+            work = self._work[uid] = _Work(uid)
+            work.task = self._tasks.create_task(self._work_on(work), name=f"claim {uid}")
 
     async def run(self, watch: ClaimWatch) -> None:
         """Works on all claims. Never returns; external failures do not stop it. ``watch`` must call :meth:`changed`."""
@@ -135,56 +141,59 @@ class Binder:
         found = self._watch.get(uid) if self._watch else None
         return found if found and found.waiting else None
 
-    async def _work_on(self, uid: str) -> None:
-        event, backoff = self._changed[uid], self._backoff()
+    async def _work_on(self, work: _Work) -> None:
+        uid, backoff = work.uid, self._backoff()
         set_log_fields(lambda: self._log_fields(uid))
         try:
             while not self._stopping:
-                event.clear()
+                work.changed.clear()
                 seen = self._seen(uid)
                 if not self.leads():  # the process is about to end
-                    await self._pause(uid, backoff.duration, seen)
+                    await self._pause(work, backoff.duration, seen)
                     continue
                 try:
                     with operation():
-                        following = await self._step(uid)
+                        following = await self._step(work)
                     self.faults.pop(self._shown(uid), None)
                     backoff.reset()
                 except Exception as e:  # a fault of one claim must not end the work on others
                     self._record_fault(uid, e)
-                    await self._pause(uid, backoff.next(), seen)
+                    await self._pause(work, backoff.next(), seen)
                     continue
                 if following is NextStep.WAIT_FOR_WATCH:
-                    await self._pause(uid, _CATCH_UP, seen)
+                    await self._pause(work, _CATCH_UP, seen)
+                elif following is NextStep.AGAIN or work.changed.is_set():
                     continue
-                if following is NextStep.AGAIN or event.is_set():
-                    continue
-                if following is NextStep.DONE:
+                elif following is NextStep.DONE:
                     return
-                self._blocked.add(uid)
-                await event.wait()
+                else:
+                    work.waits_for_device = True
+                    await work.changed.wait()
+                    work.waits_for_device = False
         finally:
-            del self._changed[uid], self._workers[uid]
-            self._blocked.discard(uid)
+            del self._work[uid]
 
-    async def _step(self, uid: str) -> NextStep:
+    async def _step(self, work: _Work) -> NextStep:
+        uid = work.uid
         wanted, record = self._claim(uid), self._bound.get(uid)
         if record is not None and (wanted is None or record.identity != wanted.identity):
             await self._unbind(record)
+            work.result = work.written = None
             return NextStep.AGAIN
         if wanted is None or wanted.ready or wanted.failed:
-            self._results.pop(uid, None)
-            self._written.pop(uid, None)
             return NextStep.DONE
-        written = self._written.get(uid)
-        if written is not None and written[0] == wanted.identity and time.monotonic() - written[1] < _CATCH_UP:
+        if work.written and work.written[0] == wanted.identity and time.monotonic() - work.written[1] < _CATCH_UP:
             return NextStep.WAIT_FOR_WATCH
         if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
             return NextStep.WAIT_FOR_DEVICE
         if record is None:
             await self._record(wanted)
             return NextStep.AGAIN  # the allocation or the leader may have changed during the write
-        await self._bind(wanted)
+        if work.result is None or work.result[0] != wanted.identity:
+            work.result = wanted.identity, await self._bind(wanted)
+        written_at = time.monotonic()
+        await self._write_conditions(wanted, work.result[1])
+        work.written = wanted.identity, written_at
         return NextStep.AGAIN
 
     async def _record(self, wanted: AllocatedClaim) -> None:
@@ -197,36 +206,31 @@ class Binder:
                 self._bound[uid] = own
             raise
 
-    async def _bind(self, wanted: AllocatedClaim) -> None:
-        uid = wanted.claim.uid
-        known = self._results.get(uid)
-        if known is None or known[0] != wanted.identity:
-            error: DraError | None = None
-            started = time.monotonic()
-            try:
-                await self.calls.bind(wanted)
-            except (PermanentError, ConfigError) as e:
-                error = e
-            except DraError:
-                self.metrics.inc("binds_total", operation="bind", result="retried")
-                raise
-            self._results[uid] = wanted.identity, error
-            self.metrics.inc("binds_total", operation="bind", result="failed" if error else "ok")
-            if error:
-                log.warning("cannot bind claim: %s", error, extra={"error_code": error.code})
-            else:
-                log.info("bound claim", extra={"duration_s": round(time.monotonic() - started, 3)})
-        await self._write_conditions(wanted, self._results[uid][1])
+    async def _bind(self, wanted: AllocatedClaim) -> DraError | None:
+        """Calls ``bind``. Returns its error if another call cannot succeed; raises other errors."""
+        error: DraError | None = None
+        started = time.monotonic()
+        try:
+            await self.calls.bind(wanted)
+        except (PermanentError, ConfigError) as e:
+            error = e
+        except DraError:
+            self.metrics.inc("binds_total", operation="bind", result="retried")
+            raise
+        self.metrics.inc("binds_total", operation="bind", result="failed" if error else "ok")
+        if error:
+            log.warning("cannot bind claim: %s", error, extra={"error_code": error.code})
+        else:
+            log.info("bound claim", extra={"duration_s": round(time.monotonic() - started, 3)})
+        return error
 
     async def _write_conditions(self, wanted: AllocatedClaim, error: DraError | None) -> None:
         """Writes the conditions. Raises :class:`ApiError`; a retry then writes again without another call of ``bind``."""
         statuses = {r.key: _status(r, error) for r in wanted.waiting}
-        entry = wanted.identity, time.monotonic()
         if error and not any(s.conditions for s in statuses.values()):
             log.error(
                 "cannot report a failed bind: the devices have no binding failure conditions, so the scheduler keeps waiting"
             )
-            self._written[wanted.claim.uid] = entry
             return
 
         def is_same_allocation(claim: ClaimFields) -> bool:
@@ -234,7 +238,6 @@ class Binder:
 
         if not await self.conditions.write(wanted.claim, statuses, is_same_allocation):
             log.info("the claim was deallocated while bind() ran")
-        self._written[wanted.claim.uid] = entry
 
     async def _unbind(self, record: BindingRecord) -> None:
         claim = record.claim
@@ -246,12 +249,10 @@ class Binder:
         self.metrics.inc("binds_total", operation="unbind", result="ok")
         await self.records.delete(record)
         self._bound.pop(claim.uid, None)
-        self._results.pop(claim.uid, None)
-        self._written.pop(claim.uid, None)
         log.info("unbound claim", extra=claim_fields(claim))
-        for uid in list(self._blocked):
-            self._blocked.discard(uid)
-            self.changed(uid)
+        for work in self._work.values():
+            if work.waits_for_device:
+                work.changed.set()
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -282,15 +283,14 @@ class Binder:
         wanted = self._claim(uid)
         return wanted and (wanted.identity, wanted.ready, wanted.failed)
 
-    async def _pause(self, uid: str, seconds: float, seen: object) -> None:
+    async def _pause(self, work: _Work, seconds: float, seen: object) -> None:
         """Waits until it is time to try again, or until another step is next."""
-        event = self._changed[uid]
         until = time.monotonic() + seconds
-        while (remaining := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:
-            event.clear()
+        while (remaining := until - time.monotonic()) > 0 and self._seen(work.uid) == seen and not self._stopping:
+            work.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining):
-                    await event.wait()
+                    await work.changed.wait()
 
 
 def _status(result: DeviceResult, error: DraError | None) -> DeviceStatus:
