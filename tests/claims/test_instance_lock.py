@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
-from dra_kubeletplugin.plugin.instances import is_newest
 from tests.helpers.crash.file_faults import failing_calls
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -70,10 +69,10 @@ def test_other_instances_are_reported_with_their_start_since_boot_and_exactly_on
         first.write_sockets([SOCKET])
         assert [(o.id, o.since) for o in second.others()] == [(first.id, first.since)]
         assert [(o.id, o.since) for o in first.others()] == [(second.id, second.since)]
-        assert (is_newest(first), is_newest(second)) == (False, True)
+        assert (first.is_newest(), second.is_newest()) == (False, True)
         for id, is_first in (("0-x", True), ("x-x", False)):  # with the same start, the id decides
             with locked_file(folder / f"{id}.lock", b"%r\n[]\n" % second.since):
-                assert is_newest(second) is is_first
+                assert second.is_newest() is is_first
             (folder / f"{id}.lock").unlink()
     assert InstanceLock(folder).others() == []
     assert not InstanceLock(folder).alive("")

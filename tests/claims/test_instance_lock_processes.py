@@ -22,7 +22,6 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
-from dra_kubeletplugin.plugin.instances import is_newest
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
 from tests.helpers.crash.record_stores import KillableLock
 from tests.helpers.node_steps import allocate, prepare_call, ref
@@ -203,7 +202,7 @@ async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_i
     for socket_left in sockets:
         assert not remove_stale(Path(socket_left.path), socket_left.device or None, socket_left.inode or None)
     assert lock.others() == []
-    assert is_newest(lock)
+    assert lock.is_newest()
     assert not lock.alive(name.removesuffix(".lock"))
     assert (tmp_path / "other").exists() == (write_malformed is name_other_files)
     lock.release()

@@ -9,12 +9,13 @@ import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.auth import Tokens
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.kube import load_config
 from dra_kubeletplugin.plugin.node import Plugin
@@ -24,56 +25,45 @@ from tests.helpers.node_steps import restarted_plugin
 from tests.helpers.waiting import wait_until
 
 
-@dataclass
-class Volume:
-    """A projected volume with ``ca.crt`` and ``token``."""
+class RotatingCluster:
+    """A node whose plugin uses another API server for the cluster's objects: its certificate and its valid token change."""
 
-    folder: Path
-    _number: int = field(default=0, init=False)
+    def __init__(self, node: Any, folder: Path) -> None:
+        self.node, self.folder = node, folder
+        self.volume = folder / "serviceaccount"
+        self.plugin: Plugin
+        self._server: ApiServer | None = None
+        self.address = "127.0.0.1:0"
+        self._versions = 0
 
-    def write(self, ca: Path | bytes, token: str) -> None:
-        """Replaces both files in one step."""
-        self._number += 1
-        fresh = self.folder / f"..{self._number}"
+    async def serve(self, ca: Pair, token: str) -> None:
+        """Replaces the server by one that presents a certificate of ``ca``, and accepts only ``token``."""
+        await self.close()
+        self._versions += 1
+        tls, storage = server_side(signed(self.folder, ca, f"server-{self._versions}")), self.node.cluster.api.storage
+        self._server = ApiServer(self.address, tls, storage, Tokens(admin=token))
+        self.address = (await self._server.start()).removeprefix("https://")
+
+    async def close(self) -> None:
+        if self._server:
+            await self._server.close()
+
+    def write(self, ca: bytes, token: str) -> None:
+        """Replaces both files of the volume in one step."""
+        self._versions += 1
+        fresh = self.volume / f"..{self._versions}"
         fresh.mkdir(parents=True)
-        (fresh / "ca.crt").write_bytes(ca if isinstance(ca, bytes) else ca.read_bytes())
+        (fresh / "ca.crt").write_bytes(ca)
         (fresh / "token").write_text(token)
-        link = self.folder / "..new"
+        before, link = self.volume / "..data", self.volume / "..new"
+        old = before.resolve() if before.exists() else None
         link.symlink_to(fresh.name)
-        os.replace(link, self.folder / "..data")  # noqa: PTH105 as the kubelet does
+        os.replace(link, before)  # noqa: PTH105 as the kubelet does
         for name in ("ca.crt", "token"):
             with contextlib.suppress(FileExistsError):
-                (self.folder / name).symlink_to(f"..data/{name}")
-        if self._number > 1:
-            shutil.rmtree(self.folder / f"..{self._number - 1}")
-
-
-@dataclass
-class RotatingCluster:
-    node: Any
-    plugin: Plugin
-    volume: Volume
-    first: Pair
-    second: Pair
-    token: str
-    folder: Path
-
-    @property
-    def tokens(self) -> Any:
-        return self.node.cluster.api.tokens
-
-    def new_token(self) -> str:
-        created: str = self.tokens.of_component("plugin", ["system:masters"])
-        return created
-
-    def expire(self, token: str) -> None:
-        del self.tokens._issued[token]
-
-    def serve(self, ca: Pair, name: str) -> None:
-        """Makes the API server present a certificate of ``ca``, and cuts its connections as a restart does."""
-        front = self.node.cluster.api._front
-        front.tls = server_side(signed(self.folder, ca, name))
-        front.drop_connections()
+                (self.volume / name).symlink_to(f"..data/{name}")
+        if old:
+            shutil.rmtree(old)
 
     async def works(self, name: str) -> None:
         """Checks that a pod gets its device, for which the plugin must read the claim, and that slices are published."""
@@ -83,75 +73,48 @@ class RotatingCluster:
 
 
 @pytest.fixture
-async def rotating_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RotatingCluster]:
-    first, second = authority(tmp_path, "first"), authority(tmp_path, "second")
-    volume = Volume(tmp_path / "serviceaccount")
-    async with node_with(make_toy_class()) as node:
-        api = node.cluster.api
-        api._front.tls = server_side(signed(tmp_path, first, "before"))
-        token = api.tokens.of_component("plugin", ["system:masters"])
-        volume.write(first.cert, token)
-        host, _, port = api.public_url.removeprefix("https://").rpartition(":")
+def pairs(tmp_path: Path) -> tuple[Pair, Pair]:
+    return authority(tmp_path, "first"), authority(tmp_path, "second")
+
+
+@pytest.fixture
+async def cluster(
+    tmp_path: Path, pairs: tuple[Pair, Pair], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RotatingCluster]:
+    async with node_with(make_toy_class()) as node, contextlib.AsyncExitStack() as stack:
+        found = RotatingCluster(node, tmp_path)
+        stack.push_async_callback(found.close)
+        await found.serve(pairs[0], "one")
+        found.write(pairs[0].cert.read_bytes(), "one")
+        host, _, port = found.address.rpartition(":")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        config = load_config(service_account=volume.folder)
-        assert config.server == api.public_url
-        async with restarted_plugin(node, config) as plugin:
-            await wait_until(plugin.publisher.published.is_set, "the slices")
-            yield RotatingCluster(node, plugin, volume, first, second, token, tmp_path)
+        config = load_config(service_account=found.volume)
+        found.plugin = await stack.enter_async_context(restarted_plugin(node, config))
+        await wait_until(found.plugin.publisher.published.is_set, "the slices")
+        yield found
 
 
-async def test_the_plugin_works_if_the_new_ca_arrives_before_the_servers_certificate(
-    rotating_cluster: RotatingCluster,
+async def test_the_plugin_works_if_new_files_arrive_before_the_server_needs_them(
+    cluster: RotatingCluster, pairs: tuple[Pair, Pair]
 ) -> None:
-    await rotating_cluster.works("before")
-    rotating_cluster.volume.write(
-        rotating_cluster.first.cert.read_bytes() + rotating_cluster.second.cert.read_bytes(), rotating_cluster.token
-    )
-    rotating_cluster.serve(rotating_cluster.second, "after")
-    await rotating_cluster.works("after")
-    rotating_cluster.volume.write(
-        rotating_cluster.second.cert, rotating_cluster.token
-    )  # the volume no longer contains the old CA
-    rotating_cluster.serve(rotating_cluster.second, "later")
-    await rotating_cluster.works("later")
+    first, second = (pair.cert.read_bytes() for pair in pairs)
+    cluster.write(first + second, "two")
+    await cluster.serve(pairs[1], "two")
+    await cluster.works("after")
+    cluster.write(second, "two")  # the volume no longer contains the old CA
+    await cluster.serve(pairs[1], "two")
+    await cluster.works("later")
 
 
-async def test_the_plugin_recovers_if_the_new_ca_arrives_after_the_servers_certificate(
-    rotating_cluster: RotatingCluster,
+async def test_the_plugin_recovers_if_new_files_arrive_after_the_server_needs_them(
+    cluster: RotatingCluster, pairs: tuple[Pair, Pair]
 ) -> None:
-    rotating_cluster.serve(rotating_cluster.second, "after")
-    await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in rotating_cluster.plugin.publisher.fault, "a fault")
-    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await rotating_cluster.plugin.not_ready())
-    rotating_cluster.volume.write(rotating_cluster.second.cert, rotating_cluster.token)
-    await rotating_cluster.works("after")
-
-
-async def test_the_plugin_works_when_a_token_expires_after_its_replacement(rotating_cluster: RotatingCluster) -> None:
-    fresh = rotating_cluster.new_token()
-    rotating_cluster.volume.write(rotating_cluster.first.cert, fresh)
-    rotating_cluster.expire(rotating_cluster.token)
-    await rotating_cluster.works("after")
-    rotating_cluster.serve(rotating_cluster.first, "again")  # the watch has to authenticate again
-    await rotating_cluster.works("later")
-
-
-async def test_the_plugin_recovers_when_a_token_expires_before_its_replacement(
-    rotating_cluster: RotatingCluster,
-) -> None:
-    rotating_cluster.expire(rotating_cluster.token)
-    rotating_cluster.serve(rotating_cluster.first, "again")
-    await wait_until(lambda: "401" in rotating_cluster.plugin.publisher.fault, "a fault")
-    rotating_cluster.volume.write(rotating_cluster.first.cert, rotating_cluster.new_token())
-    await rotating_cluster.works("after")
-
-
-async def test_the_plugin_recovers_if_ca_and_token_change_and_a_file_is_temporarily_empty(
-    rotating_cluster: RotatingCluster,
-) -> None:
-    rotating_cluster.expire(rotating_cluster.token)
-    rotating_cluster.volume.write(b"", "")
-    rotating_cluster.serve(rotating_cluster.second, "after")
-    await wait_until(lambda: rotating_cluster.plugin.publisher.fault, "a fault")
-    rotating_cluster.volume.write(rotating_cluster.second.cert, rotating_cluster.new_token())
-    await rotating_cluster.works("after")
+    await cluster.serve(pairs[1], "one")
+    await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in cluster.plugin.publisher.fault, "a fault")
+    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await cluster.plugin.not_ready())
+    cluster.write(pairs[1].cert.read_bytes(), "one")
+    await cluster.serve(pairs[1], "two")
+    await wait_until(lambda: "401" in cluster.plugin.publisher.fault, "another fault")
+    cluster.write(pairs[1].cert.read_bytes(), "two")
+    await cluster.works("after")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,36 +75,3 @@ async def test_slices_match_the_release_after_each_upgrade_and_downgrade_of_the_
         finally:
             if front is not None:
                 await front.close()
-
-
-@pytest.mark.full
-async def test_repeatedly_cut_connections_cause_few_requests_and_the_plugin_stays_ready() -> None:
-    """After each cut, the plugin checks the served versions again. It combines these checks and makes them with growing pauses."""
-    cuts = 300
-    async with node_with(Layered) as node:
-        await node.stop()
-        front = ApiServer(storage=node.cluster.api.storage, tokens=node.cluster.api.tokens)
-        await front.start()
-        try:
-            await node.start_plugin(Plugin(Layered(), node.settings, front.config))
-            await node.plugin.published(60)
-            before = dict(published(node))
-            front.injected_faults.calls.clear()
-            began = time.monotonic()
-            for _ in range(cuts):
-                front.drop_connections()
-                await asyncio.sleep(0.005)
-            assert len(front.injected_faults.calls) < 200 * (
-                time.monotonic() - began
-            )  # at most 200 requests per second
-
-            async def is_ready() -> bool:
-                return not node.plugin.publisher.not_ready()
-
-            await node.cluster.wait("the plugin to be ready", is_ready)
-            assert published(node) == before
-            await node.run_pod("pod")
-            await node.delete_pod("pod")
-            await node.stop()
-        finally:
-            await front.close()

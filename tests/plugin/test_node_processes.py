@@ -253,32 +253,6 @@ async def test_a_deleted_claim_is_unprepared_after_the_grace_period_and_reported
         )
 
 
-async def test_orphan_files_of_this_driver_are_removed_and_files_of_other_drivers_are_kept(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start()
-        own_file = b.node.cdi_root / f"k8s.{DRIVER}-claim_orphan.json"
-        other_file = b.node.cdi_root / "k8s.other.example.com-claim_x.json"
-        for path in (own_file, other_file):
-            path.write_text("{}")
-            os.utime(path, (1, 1))
-        await b.until("the orphan to be removed", lambda: not own_file.exists())
-        assert other_file.exists()
-
-
-async def test_a_removed_file_of_a_claim_is_restored(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start()
-        await b.apply_pod("pod")
-        await b.cluster.wait_running("pod")
-        (name,) = [n for n in b.files() if n.endswith(".json")]
-        file = b.node.cdi_root / name
-        content = file.read_text()
-        file.unlink()
-        await b.until("the file to be restored", file.exists)
-        assert file.read_text() == content
-        assert file.stat().st_mode & 0o777 == 0o644
-
-
 async def test_dra_claims_lists_and_forgets_claims_after_confirmation(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")

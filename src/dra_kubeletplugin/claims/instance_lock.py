@@ -86,6 +86,13 @@ class InstanceLock:
         """Whether the process that holds ``id`` is alive. Changes nothing."""
         return self._lock is not None if id == self.id else is_locked(self._path(id))
 
+    def is_newest(self) -> bool:
+        """Whether no other living instance started later. Of two instances in a rolling update, the newer one publishes slices.
+
+        Which instance the kubelet calls is the kubelet's decision. Raises ``OSError`` as :meth:`others`.
+        """
+        return all((other.since, other.id) < (self.since, self.id) for other in self.others())
+
     def others(self) -> list[Instance]:
         """Returns the other living instances.
 

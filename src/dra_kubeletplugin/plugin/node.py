@@ -46,7 +46,6 @@ from .grpc import (
     socket_paths,
 )
 from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
-from .instances import is_newest
 from .lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 
 log = logging.getLogger(__name__)
@@ -102,7 +101,7 @@ class Plugin:
             self.inventory,
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
-            Leadership(lambda: is_newest(self.process), self.process.folder),
+            Leadership(self.process.is_newest, self.process.folder),
             self.discovery.set_gates_off,
         )
         self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)

@@ -7,71 +7,8 @@ import socket
 
 import pytest
 
-from dra_kubeletplugin.base.http_server.server import HttpServer, Limits, Request, Response
-
-Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
-LARGE = b"x" * 300_000
-
-
-class RunningServer:
-    """A server whose handler waits for ``go_on`` at the path ``paused_path``."""
-
-    def __init__(self, limits: Limits, paused_path: str = "/hold") -> None:
-        self.paused_path = paused_path
-        self.server = HttpServer(self._handle, limits=limits)
-        self.go_on = asyncio.Event()
-        self.paused = 0
-        self.port = 0
-        self._clients: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> RunningServer:
-        self.port = int((await self.server.start()).rpartition(":")[2])
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for writer in self._clients:
-            writer.transport.abort()
-        await self.server.close()
-
-    async def _handle(self, request: Request) -> Response:
-        if request.path == self.paused_path:
-            self.paused += 1
-            await self.go_on.wait()
-        return Response(200, LARGE if request.path == "/large" else b"ok " + request.path.encode(), "text/plain")
-
-    async def connect(self, data: bytes = b"") -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self._clients.append(writer)
-        writer.write(data)
-        return reader, writer
-
-    async def get(self, path: str = "/healthz") -> bytes:
-        return await self.exchange(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
-
-    async def post(self, body: bytes) -> bytes:
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-        return await self.exchange(head + body)
-
-    async def exchange(self, data: bytes) -> bytes:
-        async with asyncio.timeout(60):
-            reader, writer = await self.connect(data)
-            response = await reader.read()
-            writer.transport.abort()
-            return response
-
-
-async def is_closed(client: Client, seconds: float = 60.0) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            while await client[0].read(65536):
-                pass
-    except ConnectionError:
-        return True
-    except TimeoutError:
-        return False
-    return True
-
+from dra_kubeletplugin.base.http_server.server import Limits
+from tests.base.http_server.running_server import GET, LARGE, RunningServer, is_closed
 
 # --- memory -------------------------------------------------------------------------------------------
 
@@ -154,9 +91,7 @@ async def test_the_server_closes_unfinished_requests_first_then_idle_ones_and_ne
         assert await is_closed(slow)
         assert not await is_closed(idle, 0.05)
         third = await served.connect(GET % b"/hold")
-        async with asyncio.timeout(60):
-            while served.paused < 3:
-                await asyncio.sleep(0.01)
+        await served.until_paused(3)
         assert (await served.get()).endswith(b"ok /healthz")
         assert await is_closed(idle)
         served.go_on.set()
@@ -169,9 +104,7 @@ async def test_probes_are_handled_while_other_requests_are_at_their_limit() -> N
     async with RunningServer(Limits(connections=64, requests=4)) as served:
         for _ in range(4):
             await served.connect(GET % b"/hold")
-        async with asyncio.timeout(60):
-            while served.paused < 4:
-                await asyncio.sleep(0.01)
+        await served.until_paused(4)
         rejected = await served.get("/metrics")
         assert rejected.startswith(b"HTTP/1.1 429 ")
         assert b"Retry-After: 1\r\n" in rejected
@@ -184,9 +117,7 @@ async def test_hanging_readiness_probes_do_not_block_liveness_probes_and_metrics
     async with RunningServer(Limits(connections=64, requests=4), paused_path="/readyz") as served:
         for _ in range(30):
             await served.connect(GET % b"/readyz")
-        async with asyncio.timeout(60):
-            while served.paused < 4:
-                await asyncio.sleep(0.01)
+        await served.until_paused(4)
         assert (await served.get("/readyz")).startswith(b"HTTP/1.1 429 ")
         for path in ("/healthz", "/metrics"):
             assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")

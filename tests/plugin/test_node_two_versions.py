@@ -13,7 +13,6 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import VERSION, checked_line, checked_text
 from dra_kubeletplugin.claims.store.records import file_name
-from dra_kubeletplugin.plugin.instances import is_newest
 from tests.helpers.crash.record_stores import set_version
 from tests.helpers.drivers import make_toy_class
 
@@ -56,7 +55,7 @@ def test_a_lock_file_of_a_newer_version_is_read_and_a_malformed_one_still_marks_
     path.write_bytes(path.read_bytes() + b'{"version": {"of": "the future"}}\n')
     (instance,) = older.others()
     assert instance.since == newer.since
-    assert not is_newest(older)
+    assert not older.is_newest()
     path.write_bytes(b'{"seconds": 5}\n')
     assert older.alive(newer.id)
     assert older.reap_dead() == []
