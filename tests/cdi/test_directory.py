@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.cdi import ClaimSpecs, directory
+from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.errors import InvalidSpecError
+from tests.helpers.limits import largest_file
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 DRIVER = "d.example.com"
@@ -85,40 +88,40 @@ def test_a_missing_folder_is_created_but_not_its_parents(tmp_path: Path, specs: 
         ClaimSpecs(tmp_path / "no" / "cdi", DRIVER).write("u", {})
 
 
-def test_a_folder_that_another_process_creates_at_the_same_time_is_no_error(
-    specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mkdir = Path.mkdir
+def test_a_folder_that_another_thread_creates_at_the_same_time_is_no_error(specs: ClaimSpecs) -> None:
+    barrier = threading.Barrier(8)
 
-    def create_twice(self: Path, **options: Any) -> None:
-        mkdir(self)
-        mkdir(self, **options)
+    def write(uid: str) -> None:
+        barrier.wait()
+        specs.write(uid, {})
 
-    monkeypatch.setattr(Path, "mkdir", create_twice)
-    specs.write("u", {})
-    assert specs.exists("u")
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            shutil.rmtree(specs.root, ignore_errors=True)
+            list(threads.map(write, "abcdefgh"))
+            assert specs.uids() == [*"abcdefgh"]
 
 
-@pytest.mark.parametrize("call", ["write", "fchmod", "rename"])
-def test_a_failed_write_keeps_the_existing_file(call: str, specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_existing_file(specs: ClaimSpecs) -> None:
     specs.write("u", {"kind": "before"})
-
-    def fail(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(directory.os, call, fail)
-    with pytest.raises(OSError, match="No space"):
+    with largest_file(5), pytest.raises(OSError, match=r"File too large.*claim_u\.json"):
         specs.write("u", {"kind": "after"})
-    monkeypatch.undo()
     assert specs.read("u") == {"kind": "before"}
     assert names(specs) == ["k8s.d.example.com-claim_u.json"]
 
 
-def test_a_partial_write_is_continued(specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = os.write
-    monkeypatch.setattr(directory.os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
-    specs.write_note("u", b"0123456789")
-    assert specs.note("u") == b"0123456789"
+def test_a_write_that_writes_only_a_part_is_an_error_and_leaves_no_file(specs: ClaimSpecs) -> None:
+    specs.write("v", {})
+    with largest_file(5), pytest.raises(OSError, match="File too large"):
+        specs.write_note("u", b"0123456789")
+    assert specs.uids() == ["v"]
+
+
+def test_a_failed_rename_leaves_no_temporary_file(specs: ClaimSpecs) -> None:
+    specs.path("u").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        specs.write("u", {})
+    assert names(specs) == ["k8s.d.example.com-claim_u.json"]
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import re
 import threading
 from collections.abc import AsyncIterator
@@ -18,7 +17,6 @@ from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.health_monitor import HealthMonitor
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
@@ -93,15 +91,6 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
         assert counted
         assert float(counted[1]) >= 4  # the fifth call may not have been counted yet
     assert len([r for r in caplog.records if "devices become unknown until health() succeeds" in r.getMessage()]) == 1
-
-
-async def test_a_plugin_serves_pods_although_it_cannot_record_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_no_space(self: InstanceLock, sockets: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(InstanceLock, "write_sockets", raise_no_space)
-    async with node_with(make_toy_class()) as node:
-        await node.run_pod()
 
 
 async def test_health_becomes_unknown_while_the_driver_fails_and_then_recovers() -> None:

@@ -21,7 +21,6 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host.described_events import Listener
 from dra_kubeletplugin.host.events import kernel_events
 from tests.helpers.drivers import Toy, make_toy_class
@@ -136,12 +135,6 @@ async def test_events_of_the_driver_s_subsystems_cause_a_scan() -> None:
         await node.cluster.wait("a scan", has_scanned)
     with kernel_events(Path("/sys"), lambda: None, ()) as is_listening:
         assert not is_listening, "without subsystems, the plugin does not listen"
-
-
-@pytest.mark.parametrize("wrong", ["pci", ("pci", ""), (5,)])
-def test_subsystems_that_are_no_list_are_rejected_in_the_class_definition(wrong: object) -> None:
-    with pytest.raises(DriverError, match="is not a list of kernel subsystems"):
-        type("Wrong", (Toy,), {"subsystems": wrong})
 
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000, "driver": "xclmgmt"}

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
-import pyudev
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.host import events
 from tests.helpers.drivers import make_toy_class
-
-SRC = Path(__file__).parents[2] / "src"
 
 
 async def scans_by_interval_and_logs(cause: str, caplog: pytest.LogCaptureFixture) -> bool:
@@ -23,17 +18,6 @@ async def scans_by_interval_and_logs(cause: str, caplog: pytest.LogCaptureFixtur
         assert await node.plugin.not_ready() == []
     logged = [r.getMessage() for r in caplog.records if "cannot receive udev events" in r.getMessage()]
     return len(logged) == 1 and cause in logged[0]
-
-
-@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EACCES])
-async def test_without_a_socket_devices_are_found_by_interval(
-    fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(fault, os.strerror(fault))
-
-    monkeypatch.setattr(pyudev.Monitor, "from_netlink", fail)
-    assert await scans_by_interval_and_logs(os.strerror(fault), caplog)
 
 
 async def test_without_libudev_devices_are_found_by_interval(
@@ -49,8 +33,3 @@ async def test_in_a_user_namespace_devices_are_found_by_interval(
     (tmp_path / "uid_map").write_text("         0     165536      65536\n")
     monkeypatch.setattr(events, "_UID_MAP", str(tmp_path / "uid_map"))
     assert await scans_by_interval_and_logs("hostUsers", caplog)
-
-
-def test_nothing_uses_inotify() -> None:
-    """Exhausted inotify instances and watches (fs.inotify.max_user_*) therefore do not affect the plugin."""
-    assert not [p for p in SRC.rglob("*.py") if "inotify" in p.read_text(encoding="utf-8").lower()]

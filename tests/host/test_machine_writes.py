@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,6 @@ def test_a_write_to_a_described_host_without_the_devkit_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".described-host").touch()
-    monkeypatch.setattr("dra_kubeletplugin.host.described_host._KERNEL", "no_devkit.hosts.kernel")
+    monkeypatch.setitem(sys.modules, "dra_devkit.hosts.kernel", None)
     with pytest.raises(DriverError, match="needs dra-devkit: pip install dra-devkit"):
         Host(tmp_path).write("bus/pci/drivers_probe", "0000:19:00.0")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import tempfile
 import time
@@ -18,6 +16,7 @@ from dra_devkit.hosts import described
 from dra_kubeletplugin import Device, Host
 from dra_kubeletplugin.host import device_attributes, sysfs
 from dra_kubeletplugin.host.pci_names import PciNames
+from tests.helpers.limits import no_free_descriptor
 
 
 def host(tmp_path: Path, *functions: dict[str, Any]) -> Host:
@@ -310,20 +309,13 @@ def test_with_any_file_content_a_function_is_a_valid_device_or_skipped(content: 
         machine.pcie_roots_of_cpus()
 
 
-@pytest.mark.parametrize("call", ["open", "listdir"])
-def test_without_free_descriptors_a_scan_fails_instead_of_omitting_functions(
-    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_free_descriptors_a_scan_fails_instead_of_omitting_functions(tmp_path: Path) -> None:
     """The scan then fails, and the devices of the last scan stay published."""
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE})
-
-    def fails(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, fails)
-        with pytest.raises(OSError, match="Too many open files"):
-            machine.pci()
+    (fn,) = machine.pci()
+    for read in (machine.pci, fn.nodes, lambda: fn.read("vendor")):
+        with no_free_descriptor(), pytest.raises(OSError, match="Too many open files"):
+            read()
     assert len(machine.pci()) == 1
 
 

@@ -251,10 +251,7 @@ def test_a_mix_of_two_writes_is_never_accepted_as_a_complete_file(cut: int, befo
             assert (document.generation, document.devices[0].attributes["text"]) in ((1, before), (2, after))
 
 
-def test_a_permanently_malformed_second_version_does_not_hide_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader.time, "sleep", lambda _: None)
+def test_a_permanently_malformed_second_version_does_not_hide_the_first(tmp_path: Path) -> None:
     file = write(tmp_path)
     first = json.dumps(objects(file.read_bytes())[0]).encode()
     for malformed in (

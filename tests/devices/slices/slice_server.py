@@ -88,7 +88,7 @@ class Server:
         await self._call()
         return Page([msgspec.json.encode(o) for o in self.objects.values()])
 
-    def _keep(self, obj: dict[str, Any], name: str, uid: str) -> dict[str, Any]:
+    def keep(self, obj: dict[str, Any], name: str, uid: str) -> dict[str, Any]:
         assert 0 <= obj["spec"]["pool"]["generation"] < 2**63, "the server's number has 64 bits"
         obj = copy.deepcopy(obj)
         obj["metadata"] |= {"name": name, "uid": uid, "resourceVersion": str(next(self.numbers))}
@@ -101,7 +101,7 @@ class Server:
         await self._call()
         self._lost()
         n = next(self.numbers)
-        made = self._keep(obj, f"{obj['metadata']['generateName']}{n:05}", f"u{n}")
+        made = self.keep(obj, f"{obj['metadata']['generateName']}{n:05}", f"u{n}")
         self._lost()
         return made
 
@@ -118,7 +118,7 @@ class Server:
         self._lost()
         meta = obj["metadata"]
         self._found(meta["name"], meta["uid"], meta["resourceVersion"])
-        kept = self._keep(obj, meta["name"], meta["uid"])
+        kept = self.keep(obj, meta["name"], meta["uid"])
         self._lost()
         return kept
 
