@@ -37,7 +37,7 @@ from dra_devkit.testing.node import on_node
 from dra_kubeletplugin import ContainerEdits, Device, Driver, Gate
 from dra_kubeletplugin.resourceapi.decoding import read_device
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_tools.unevaluated.fields import unknown_fields
+from dra_tools.unevaluated.objects import unknown_fields
 
 class Quiet(Driver):
     name = "quiet.example.com"
@@ -88,7 +88,7 @@ from dra_devkit.schemas import protobuf
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES
 from dra_kubeletplugin.resourceapi.conversion import convert
-from dra_tools.unevaluated.fields import unevaluated_features, unknown_fields
+from dra_tools.unevaluated.objects import unevaluated_features, unknown_fields
 
 head = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "x", "namespace": "default"}}
 request = {"name": "r", "exactly": {"deviceClassName": "x", "color": "red"}}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_conformance import CATALOGUE, api_server, runner, select_checks
-from dra_conformance.catalogue import DevicesMissing
+from dra_conformance.catalogue import FUNCTIONS, DevicesMissing
 from dra_conformance.driver_command import DriverCommand
 from dra_kubeletplugin.errors import SettingsError
 from tests.helpers.conformance import runs
@@ -142,7 +142,7 @@ async def test_an_unexpected_exception_fails_its_check_only(monkeypatch: pytest.
     async def broken(_: object) -> None:
         raise FileNotFoundError("vanished")
 
-    monkeypatch.setitem(CATALOGUE, "PRE-001", dataclasses.replace(CATALOGUE["PRE-001"], run=broken))
+    monkeypatch.setitem(FUNCTIONS, "PRE-001", broken)
     found = await runs.run(PLAIN, ["PRE-001", "PRE-002"])
     assert found.fault == ""
     assert found.failed_ids == ["PRE-001"]
@@ -153,7 +153,7 @@ async def test_a_run_without_devices_is_no_success(monkeypatch: pytest.MonkeyPat
     async def without_devices(_: object) -> None:
         raise DevicesMissing("the driver publishes no usable device: none")
 
-    monkeypatch.setitem(CATALOGUE, "PRE-001", dataclasses.replace(CATALOGUE["PRE-001"], run=without_devices))
+    monkeypatch.setitem(FUNCTIONS, "PRE-001", without_devices)
     found = await runs.run(PLAIN, ["REG-001", "PRE-001"], xfail={"REG-001": "issue 7"})
     assert [str(o.status) for o in found.outcomes] == ["passed", "skipped"]
     assert found.fault.startswith("the driver publishes no usable device: none; the last output of the driver:\n")

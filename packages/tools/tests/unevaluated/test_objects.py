@@ -14,8 +14,7 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
-from dra_tools.unevaluated.fields import unevaluated_fields
-from dra_tools.unevaluated.objects import all_not_evaluated
+from dra_tools.unevaluated.objects import all_not_evaluated, unevaluated_fields
 from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
 
 OF_DEVICES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from . import cluster, kubelet, machine, processes, published, records, runtimes, specs
 from .cluster import Permission
 from .findings import Finding, ok, unknown
+
+Look = Callable[[], Iterable[Finding]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +52,15 @@ class Examination:
 async def examine(what: Examination) -> AsyncIterator[Finding]:
     """Yields findings as they are made. Never raises: a check that fails yields a finding."""
     registered = kubelet.Registered()
-    if what.host:
-        async for finding in _of_host(what, registered):
+    for topic, look in _host_checks(what, registered) if what.host else ():
+        async for finding in _safely(topic, _in_thread(look)):
             yield finding
     for finding in what.driver_findings:
         yield finding
     if isinstance(what.api, str):
         yield unknown("API server", what.api)  # the text contains the options to use
         if what.host:
-            async for finding in _safely("records", lambda: records.look(what.kubelet_root, what.cdi_root, None)):
+            async for finding in _safely("records", records.look(what.kubelet_root, what.cdi_root, None)):
                 yield finding
         return
     devices = what.devices if what.host and what.node else {}
@@ -69,51 +71,43 @@ async def examine(what: Examination) -> AsyncIterator[Finding]:
             "on a node, add --node-name NODE",
         )
     async with KubeClient(what.api, what.timeout) as client:
-        checks: list[tuple[str, Callable[[], AsyncIterator[Finding]]]] = [
-            ("API server", lambda: cluster.look(client, what.permissions)),
-            (
-                "slices",
-                lambda: published.look(client, what.node, devices, registered.names if registered.complete else None),
-            ),
-        ]
+        names = registered.names if registered.complete else None
+        checks = {
+            "API server": cluster.look(client, what.permissions),
+            "slices": published.look(client, what.node, devices, names),
+        }
         if what.host:
-            checks.append(("records", lambda: records.look(what.kubelet_root, what.cdi_root, client)))
-        for topic, look in checks:
-            async for finding in _safely(topic, look):
+            checks["records"] = records.look(what.kubelet_root, what.cdi_root, client)
+        for topic, findings in checks.items():
+            async for finding in _safely(topic, findings):
                 yield finding
 
 
-async def _of_host(what: Examination, registered: kubelet.Registered) -> AsyncIterator[Finding]:
-    root = what.host_root
-    seen = await asyncio.to_thread(lambda: list(processes.running(root)))
-    folders = [] if what.local else [root / str(f).lstrip("/") for f in runtimes.DEFAULT_FOLDERS]
-    folders = list(dict.fromkeys([*folders, what.cdi_root]))
-    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
-        ("kernel", lambda: machine.look(root, what.sysfs_root, what.dev_root)),
-        ("kubelet", lambda: _local(what) if what.local else kubelet.look(root, what.kubelet_root, seen)),
-        ("sockets", lambda: kubelet.drivers(root, what.kubelet_root, registered)),
-        ("runtime", lambda: iter(()) if what.local else runtimes.look(root, what.cdi_root, seen)),
-        ("CDI", lambda: specs.look(folders)),
-    ]
-    for topic, look in checks:
-        async for finding in _safely(topic, lambda look=look: _in_thread(look)):  # type: ignore[misc]
-            yield finding
+def _host_checks(what: Examination, registered: kubelet.Registered) -> Iterator[tuple[str, Look]]:
+    root, cdi = what.host_root, what.cdi_root
+    yield "kernel", lambda: machine.look(root, what.sysfs_root, what.dev_root)
+    if what.local:
+        text = f"`dra dev` runs it, with its folders at {what.kubelet_root}; this machine's kubelet and runtime are not checked"
+        yield "kubelet", lambda: [ok("kubelet", text)]
+    else:
+        yield "kubelet", lambda: kubelet.look(root, what.kubelet_root, list(processes.running(root)))
+    yield "sockets", lambda: kubelet.drivers(root, what.kubelet_root, registered)
+    folders = [cdi]
+    if not what.local:
+        yield "runtime", lambda: runtimes.look(root, cdi, list(processes.running(root)))
+        folders = list(dict.fromkeys([*(root / str(f).lstrip("/") for f in runtimes.DEFAULT_FOLDERS), cdi]))
+    yield "CDI", lambda: specs.look(folders)
 
 
-def _local(what: Examination) -> Iterator[Finding]:
-    text = f"`dra dev` runs it, with its folders at {what.kubelet_root}; this machine's kubelet and runtime are not checked"
-    yield ok("kubelet", text)
-
-
-async def _in_thread(look: Callable[[], Iterator[Finding]]) -> AsyncIterator[Finding]:
+async def _in_thread(look: Look) -> AsyncIterator[Finding]:
     for finding in await asyncio.to_thread(lambda: list(look())):
         yield finding
 
 
-async def _safely(topic: str, look: Callable[[], AsyncIterator[Finding]]) -> AsyncIterator[Finding]:
+async def _safely(topic: str, findings: AsyncIterator[Finding]) -> AsyncIterator[Finding]:
     """Runs one check. If it raises, a finding reports the error, and the other checks still run."""
     try:
-        async for finding in look():
+        async for finding in findings:
             yield finding
     except DraError as e:
         yield unknown(topic, e.message)

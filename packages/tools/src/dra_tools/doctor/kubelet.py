@@ -4,7 +4,6 @@ Source: the plugin registration of the kubelet (pluginregistration/v1), unix(7).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import grpc
 
+from dra_devkit.localcluster.kubelet.plugins import short_path
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 
@@ -27,7 +27,6 @@ ROOTS = (
     "/var/snap/microk8s/common/var/lib/kubelet",
     "/var/lib/rancher/k3s/agent/kubelet",
 )
-_MAX_SOCKET_PATH = 107  # bytes; unix(7)
 _TIMEOUT = 2.0  # seconds to wait for one response; the kubelet itself waits one second
 
 
@@ -165,8 +164,7 @@ def _owner(root: Path, path: Path) -> str | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(_TIMEOUT)
         try:
-            with _short(path) as short:
-                s.connect(os.fsencode(short))
+            s.connect(os.fsencode(short_path(path)))
         except (ConnectionRefusedError, FileNotFoundError):
             return None
         except TimeoutError:
@@ -180,29 +178,12 @@ def _owner(root: Path, path: Path) -> str | None:
         return f"process {pid}, uid {uid}"
 
 
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[Path]:
-    """Returns a path of the same socket that is short enough to connect to: a relative --kubelet-root may be in a deep folder.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
-        yield path
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield Path(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
-
-
 def _info(path: Path) -> pb.PluginInfo:
     """Calls GetInfo of a plugin.
 
     Raises:
         grpc.RpcError: the plugin did not respond.
     """
-    with _short(path) as short, grpc.insecure_channel(f"unix:{short}") as channel:
+    with grpc.insecure_channel(f"unix:{short_path(path)}") as channel:
         info: pb.PluginInfo = pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=_TIMEOUT)
         return info

@@ -1,19 +1,67 @@
-"""Finds the parts of a snapshot that are stored and not evaluated: features without an evaluator, and fields that are not known."""
+"""Finds the parts of objects that are stored and not evaluated: features without an evaluator, and fields that are not known."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from dra_devkit.scheduling.framework.claim_cache import is_allocated
+from dra_devkit.schemas.object_fields import fields_at
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted
+from dra_kubeletplugin.resourceapi.conversion import GROUP
+from dra_kubeletplugin.resourceapi.fields import ApiField, fields_of, rows, table
 
 from ..snapshot import Snapshot
-from .fields import unevaluated_features, unevaluated_fields, unknown_fields, with_device
 from .parts import UnevaluatedPart, merged, subject_of
 
-_NAMES = {field.name for _, field in unevaluated_fields()}
+
+@functools.cache
+def unevaluated_fields() -> tuple[tuple[str, ApiField], ...]:
+    """Returns the fields that the allocator does not evaluate, each with its kind, from the table of fields of the framework."""
+    return tuple((kind, field) for kind in table().kinds for field in fields_of(kind) if field.row.unevaluated)
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(field.name for _, field in unevaluated_fields())
+
+
+def unevaluated_features(obj: ReadOnlyJSON) -> Iterator[str]:
+    """Yields the features that an object uses and that are not evaluated, each once."""
+    fields = (field for kind, field in unevaluated_fields() if kind == obj.get("kind"))
+    used = (f.row.unevaluated for f in fields if any(parent[key] for parent, key, _ in fields_at(obj, f.path)))
+    yield from dict.fromkeys(used)
+
+
+def unknown_fields(obj: ReadOnlyJSON) -> Iterator[str]:
+    """Yields the paths of an object's fields that the table does not have; an API server of a newer release stores such fields.
+
+    The values of maps, such as attributes, are not searched.
+    """
+    kind = str(obj.get("kind"))
+    if str(obj.get("apiVersion")).startswith(f"{GROUP}/"):
+        for part in rows(kind).keys() & obj.keys():
+            yield from _unknown(obj[part], rows(kind)[part].item_type, part)
+
+
+def _unknown(value: Any, type_name: str, path: str) -> Iterator[str]:
+    known = rows(type_name)
+    if not known or not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        where = f"{path}.{name}"
+        row = known.get(name)
+        if row is None:
+            if name != "metadata":  # of a template
+                yield where
+        elif isinstance(inner, dict) and row.item_type == row.type:
+            yield from _unknown(inner, row.type, where)
+        elif isinstance(inner, list) and rows(row.item_type):
+            for i, item in enumerate(inner):
+                yield from _unknown(item, row.item_type, f"{where}[{i}]")
 
 
 def not_evaluated(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[UnevaluatedPart]:
@@ -28,7 +76,8 @@ def not_evaluated_of_device(
     """Like :func:`not_evaluated`, for one device and the slices of its pool."""
     for sl in slices:
         if any(d["name"] == device for d in sl["spec"].get("devices") or []):
-            for found in not_evaluated(snapshot, with_device(sl, device)):
+            devices = [d for d in sl["spec"]["devices"] if d["name"] == device]
+            for found in not_evaluated(snapshot, {**sl, "spec": {**sl["spec"], "devices": devices}}):
                 yield UnevaluatedPart(f"{found.subject}, device {device}", found.why)
 
 
@@ -58,5 +107,5 @@ def all_not_evaluated(snapshot: Snapshot) -> tuple[UnevaluatedPart, ...]:
 
 def _unknown_fields(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[str]:
     for path in (*snapshot.unknown.get(str(obj["metadata"].get("uid")), ()), *unknown_fields(obj)):
-        if _NAMES.isdisjoint(re.split(r"\W+", path)):  # a field of such a feature is not named again
+        if _names().isdisjoint(re.split(r"\W+", path)):  # a field of such a feature is not named again
             yield f"the field {path}, which is not known here"

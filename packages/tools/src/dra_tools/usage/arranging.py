@@ -47,19 +47,14 @@ class Group:
         return f"{self.occupancy.used:.3g} of {self.occupancy.cards} held"
 
 
-_USES = {
-    u: i
-    for i, u in enumerate(
-        (
-            DeviceUse.VANISHED,
-            DeviceUse.HELD,
-            DeviceUse.SHARED,
-            DeviceUse.BLOCKED,
-            DeviceUse.UNAVAILABLE,
-            DeviceUse.FREE,
-        )
-    )
-}
+_USES = (
+    DeviceUse.VANISHED,
+    DeviceUse.HELD,
+    DeviceUse.SHARED,
+    DeviceUse.BLOCKED,
+    DeviceUse.UNAVAILABLE,
+    DeviceUse.FREE,
+)
 
 
 def _title(row: DeviceRow, grouping: Grouping) -> str:
@@ -83,7 +78,7 @@ def _holder(row: DeviceRow) -> str:
 
 _ORDERS: Mapping[Order, Callable[[DeviceRow], object]] = {
     Order.NAME: lambda r: (),
-    Order.USE: lambda r: _USES[r.use],
+    Order.USE: lambda r: _USES.index(r.use),
     Order.HEALTH: lambda r: r.health not in BAD and r.use is not DeviceUse.VANISHED,
     Order.HOLDER: _holder,
 }
@@ -152,26 +147,19 @@ def arranged(
     *,
     sets: Iterable[CounterRow] = (),
     backwards: bool = False,
-    before: Iterable[Group] = (),
 ) -> list[Group]:
     """Returns groups sorted by title. Devices in a group are sorted by ``order``, then by node, driver and name.
 
     Args:
         sets: the counter sets of the devices, for the occupancy of each group.
-        before: the groups of an earlier call with the same grouping, order and direction. Without ``sets``, a group with the same rows is
-            returned again.
     """
     shares = card_shares(sets)
-    unchanged = {} if shares else {frozenset(map(id, g.devices)): g for g in before}
     groups: dict[str, list[DeviceRow]] = {}
     for row in rows:
         groups.setdefault(_title(row, grouping), []).append(row)
     nodes = {node: natural(node) for node in {r.node for members in groups.values() for r in members}}
     out = []
     for title in sorted(groups, key=natural):
-        if unchanged and (same := unchanged.get(frozenset(map(id, groups[title])))) and same.title == title:
-            out.append(same)
-            continue
         members = sorted(
             groups[title],
             key=lambda r: (_ORDERS[order](r), nodes[r.node], r.driver, natural(r.name)),
@@ -181,16 +169,3 @@ def arranged(
         bad = sum(1 for r in members if r.health in BAD or r.use is DeviceUse.VANISHED)
         out.append(Group(title, members, held, bad, occupancy(members, shares)))
     return out
-
-
-__all__ = [
-    "FOLD_ABOVE",
-    "Group",
-    "Grouping",
-    "Order",
-    "arranged",
-    "matching",
-    "matching_pods",
-    "searchable_text",
-    "waiting_title",
-]

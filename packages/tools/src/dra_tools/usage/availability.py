@@ -145,6 +145,3 @@ def consumed(name: str, holders: Iterable[Holder]) -> Quantity:
             except QuantityError:
                 continue
     return total
-
-
-__all__ = ["NOTHING", "PoolUsage", "consumed"]

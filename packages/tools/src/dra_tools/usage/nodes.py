@@ -68,6 +68,3 @@ class NodeStates:
         if states:
             return f"each of its nodes is {' or '.join(sorted(states))}"
         return "no node matches its node selector" if selector is not None else "there is no node"
-
-
-__all__ = ["NodeStates", "unschedulable"]

@@ -182,6 +182,3 @@ def _spellings(attributes: tuple[str, ...], names: tuple[str, ...]) -> tuple[str
     whole = {n.lower(): n for n in attributes}
     bare = {short_name(n).replace("-", "").replace("_", ""): spelled for n, spelled in whole.items()}
     return tuple(by_name[n] for n in names for by_name in (whole, bare) if n in by_name)
-
-
-__all__ = ["Consumption", "DeviceKey", "PublishedSlice", "SliceDevice", "read_slice", "short_name"]

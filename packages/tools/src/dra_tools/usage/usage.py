@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from dra_devkit.generations import PoolKey, newest
@@ -52,32 +52,12 @@ class ObjectCache(Generic[T]):
         return [made for _, made in current.values()]
 
 
-@dataclass
-class _PoolRows:
-    """The rows of a pool: of its devices by name, and of its counter sets."""
-
-    names: Collection[str] = ()  # of all devices
-    incomplete: bool = False
-    by_name: dict[str, _Row] = field(default_factory=dict)
-    sets: list[CounterRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _CountedPool:
-    """The rows of a pool, and the slices, holders and states of nodes from which they were made."""
-
-    inputs: tuple[object, ...]
-    found: _PoolRows
-
-
 class UsageCounter:
-    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects, and counts only the changed pools."""
+    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects."""
 
     def __init__(self) -> None:
         self._slices = ObjectCache(_or_sentence(read_slice, "slice"))
         self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "claim"))
-        self._pools: dict[PoolKey, _CountedPool] = {}
 
     def tally(
         self,
@@ -100,67 +80,34 @@ class UsageCounter:
         held = _by_pool(self._claims.of(claims), notes)
         rows: list[DeviceRow] = []
         sets: list[CounterRow] = []
-        kept: dict[PoolKey, _CountedPool] = {}
         pools = _pools(self._slices.of(slices), notes)
         for key in sorted(pools, key=lambda k: (k[0], natural(k[1]))):
-            pool = pools[key]
-            holders = held.get(key, {})
-            inputs = (pool, holders, [states.unreachable(o) for sl in pool for o in _owners(sl)])
-            before = self._pools.get(key)
-            if before is not None and before.inputs == inputs and reaches is None:
-                found = before.found
-            else:
-                found = self._pool_rows(key, pool, holders, states, reaches)
-            # The rows of one node are not reused, because they depend on the function `reaches`.
-            kept[key] = _CountedPool(inputs if reaches is None else (), found)
-            rows += (row for _, _, row in found.by_name.values())
-            sets += found.sets
-            notes += found.notes
-        if reaches is None:
-            for key, of_pool in held.items():
-                pool_rows = kept[key].found if key in kept else _PoolRows()
-                rows += [
-                    _unpublished_row((*key, name), holders, incomplete=pool_rows.incomplete)
-                    for name, holders in of_pool.items()
-                    if name not in pool_rows.names
-                ]
-        self._pools = kept
+            pool, holders = pools[key], held.pop(key, {})
+            devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
+            usage = PoolUsage(pool, [d for _, d in devices.values()], holders, states)
+            if usage.fault:
+                notes.append(_unused_pool(key, pool, usage.fault))
+            used_sets: set[str] = set()
+            for name in reversed(devices):
+                sl, device = devices[name]
+                if reaches is None or reaches(sl.json, device.json):
+                    used_sets.update(device.consumption)
+                    rows.append(_row(device, tuple(holders.get(name, ())), usage))
+            for sl in pool:
+                wanted = [n for n in sl.sets if reaches is None or n in used_sets]
+                sets += [_set(key, n, sl, usage.remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
+            if reaches is None:
+                is_incomplete = len(pool) < pool[0].wanted
+                gone = [name for name in holders if name not in devices]
+                rows += [_unpublished_row((*key, name), holders[name], incomplete=is_incomplete) for name in gone]
+        for key, of_pool in held.items() if reaches is None else ():  # of pools without a slice
+            rows += [_unpublished_row((*key, name), found, incomplete=False) for name, found in of_pool.items()]
         rows.sort(key=lambda r: (r.node, r.driver, r.pool))
         return UsageResult(tuple(rows), tuple(sets), tuple(notes))
 
-    def _pool_rows(
-        self,
-        key: PoolKey,
-        pool: Sequence[PublishedSlice],
-        held: Mapping[str, Sequence[Holder]],
-        states: NodeStates,
-        reaches: Reaches | None,
-    ) -> _PoolRows:
-        devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
-        usage = PoolUsage(pool, [d for _, d in devices.values()], held, states)
-        known = self._pools[key].found.by_name if key in self._pools else {}
-        out = _PoolRows(names=devices.keys(), incomplete=len(pool) < pool[0].wanted)
-        if usage.fault:
-            out.notes.append(_unused_pool(key, pool, usage.fault))
-        used_sets: set[str] = set()
-        for name in reversed(devices):
-            sl, device = devices[name]
-            if reaches is None or reaches(sl.json, device.json):
-                used_sets.update(device.consumption)
-                holders = tuple(held.get(name, ()))
-                out.by_name[name] = (device, holders, _row(device, holders, usage, known.get(name)))
-        for sl in pool:
-            wanted = [n for n in sl.sets if reaches is None or n in used_sets]
-            out.sets += [_set(key, n, sl, usage.remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
-        return out
 
-
-def _row(device: SliceDevice, holders: tuple[Holder, ...], usage: PoolUsage, before: _Row | None) -> DeviceRow:
-    """Returns the row of a device; ``before`` is its previous row, with the objects from which it was made."""
+def _row(device: SliceDevice, holders: tuple[Holder, ...], usage: PoolUsage) -> DeviceRow:
     use, why = usage.use_of(device, holders)
-    if before is not None and before[0] is device and before[1] == holders:
-        row = before[2]
-        return row if row.use is use and row.why == why else replace(row, use=use, why=why)
     row = device.row
     meters = row.meters
     if device.shared:
@@ -168,31 +115,7 @@ def _row(device: SliceDevice, holders: tuple[Holder, ...], usage: PoolUsage, bef
         meters = tuple(_meter(*amount) for amount in amounts)
     if not (holders or meters) and use is DeviceUse.FREE:
         return row
-    return DeviceRow(  # `replace` takes twice the time, and a large cluster has 40,000 devices
-        row.node,
-        row.driver,
-        row.pool,
-        row.name,
-        use,
-        row.health,
-        row.reach,
-        row.root,
-        row.numa,
-        row.sets,
-        row.taints,
-        why,
-        row.message,
-        meters,
-        holders,
-        row.attributes,
-        row.capacity,
-    )
-
-
-def _owners(sl: PublishedSlice) -> Iterable[ReadOnlyJSON]:
-    """Returns the objects whose fields select the nodes of the devices: the spec of a slice, or each of its devices."""
-    spec = sl.json["spec"]
-    return [d.owner for d in sl.devices] if spec.get("perDeviceNodeSelection") else [spec]
+    return replace(row, use=use, why=why, meters=meters, holders=holders)
 
 
 def count_usage(

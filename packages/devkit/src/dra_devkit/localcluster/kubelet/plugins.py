@@ -36,7 +36,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
 
     Kubelets up to 1.33 send the path as authority. Later kubelets send ``localhost`` or ``unix:<path>``.
     """
-    escaped = _short(Path(path)).replace("%", "%25")
+    escaped = short_path(Path(path)).replace("%", "%25")
     options = [
         ("grpc.default_authority", authority),
         ("grpc.use_local_subchannel_pool", 1),
@@ -46,7 +46,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"unix:{escaped}", options=options)
 
 
-def _short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """Returns a path of the same socket that is not too long for the kernel.
 
     A plugin in a pod knows the node's path, which fits. The folder of this machine that is mounted there can have a longer path.

@@ -110,8 +110,6 @@ class Top(App[None]):
         self._folded: set[str] = set()
         self._fold_all: bool | None = None  # None until the number of groups is known
         self._widths, self._pod_width = Widths(), 0
-        self._groups: Sequence[Group] = ()
-        self._arranged_by: tuple[Grouping, Order, bool] | None = None  # how _groups are arranged
         self._age_step = -1
 
     def compose(self) -> ComposeResult:
@@ -154,10 +152,7 @@ class Top(App[None]):
             return
         text = self.query_one("#filter", Input).value
         rows = matching(found.devices, text)
-        how = (self.grouping, self.order, self.backwards)
-        before = self._groups if how == self._arranged_by else ()
-        groups = arranged(rows, self.grouping, self.order, sets=found.sets, backwards=self.backwards, before=before)
-        self._groups, self._arranged_by = groups, how
+        groups = arranged(rows, self.grouping, self.order, sets=found.sets, backwards=self.backwards)
         if self._fold_all is None:
             self._fold_all = len(groups) > FOLD_ABOVE
         sets = sets_by_key(found.sets)
