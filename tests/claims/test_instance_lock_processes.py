@@ -20,12 +20,10 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.testing import node_with
-from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
 from tests.helpers.crash.record_stores import KillableLock
-from tests.helpers.node_steps import allocate, prepare_call, ref
-from tests.helpers.waiting import wait_until
+from tests.helpers.drivers import make_toy_class
 
 STARTS = 400
 STARTER = """
@@ -83,43 +81,6 @@ def test_none_of_400_starts_next_to_a_cleanup_is_considered_dead(tmp_path: Path)
             starter.communicate(timeout=60)
         cleaner.release()
     assert list(tmp_path.iterdir()) == []
-
-
-class BlockingDriver(Driver):
-    """A vendor's library that blocks in prepare, in a thread that cannot be stopped."""
-
-    name = "holding.example.com"
-    entered = threading.Event()
-    go = threading.Event()
-
-    def devices(self) -> list[Device]:
-        return [Device("h-0")]
-
-    def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        self.entered.set()
-        self.go.wait(110)  # longer than the test timeout
-        return [d.prepared() for d in claim.devices]
-
-
-async def test_the_lock_is_held_until_the_last_thread_has_left_the_hardware() -> None:
-    async with node_with(BlockingDriver, shutdown_grace_period=0.1) as node:
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "h-0"}])
-        call = asyncio.create_task(prepare_call(node, ref(claim)))
-        assert await asyncio.to_thread(BlockingDriver.entered.wait, 60)
-        id, folder = node.plugin.process.id, node.plugin.process.folder
-        await node.stop()
-        await asyncio.gather(call, return_exceptions=True)
-        other = InstanceLock(folder)
-        assert other.alive(id)
-        assert other.reap_dead() == []
-        assert other.alive(id)
-        BlockingDriver.go.set()
-        await wait_until(lambda: not other.alive(id))
-        assert list(folder.iterdir()) == []
-        await node.start()
-        # The interrupted prepare is rolled back, and the claim can be prepared.
-        response = await prepare_call(node, ref(claim))
-        assert response.claims[claim["metadata"]["uid"]].error == ""
 
 
 def is_ending(pid: int) -> bool:
@@ -209,7 +170,7 @@ async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_i
 
 
 async def test_sockets_of_killed_instances_are_removed_and_those_of_running_instances_stay() -> None:
-    async with node_with(BlockingDriver) as node:
+    async with node_with(make_toy_class()) as node:
         instance_id = node.plugin.process.id
         await node.stop()
         folder, registry = node.settings.plugin_dir, node.settings.registry_dir

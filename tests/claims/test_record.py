@@ -15,7 +15,6 @@ from dra_kubeletplugin.claims.record import (
     checked_line,
     decode_record,
     encode_record,
-    is_intact,
     read_head,
     request_names,
 )
@@ -137,23 +136,6 @@ def test_a_damaged_head_is_no_head(data: bytes) -> None:
     assert read_head(data) is None
 
 
-def test_a_file_is_intact_only_if_both_lines_and_no_more_are_there() -> None:
-    data = file_of(record(devices=[DEVICE]))
-    assert is_intact(data)
-    head, body, _ = data.split(b"\n")
-    for changed in (
-        data[:-1],
-        head + b"\n",
-        data + b"\n",
-        body + b"\n" + head[1:] + b"\n",
-        data.replace(b'"r"', b'"q"'),
-    ):
-        assert not is_intact(changed)
-    row = row_of(head + b"\n" + body[:-5] + b"\n")
-    assert isinstance(row, UnreadableRecord)
-    assert row.reason == "the second line of its file is damaged"
-
-
 def test_a_record_and_the_fields_of_a_newer_version_survive_a_round_trip() -> None:
     original = record(
         owner="7-x", devices=[DEVICE], undo=[STEP], shared=[SHARED], shared_unknown=True, metadata=METADATA, operation="op",
@@ -181,14 +163,6 @@ def test_a_claim_holds_each_device_once_and_none_with_admin_access() -> None:
     assert stored.holds() == holds
     head = read_head(file_of(stored))
     assert head and head.holds == tuple(holds)
-
-
-def test_the_same_devices_in_any_order_are_the_same_allocation() -> None:
-    device_1, device_2 = DEVICE, DEVICE | {"device": "e"}
-    stored = record(devices=[device_1, device_2])
-    assert stored.same_allocation(record(devices=[device_2, device_1 | {"request": "x", "data": 1}]))
-    for devices in ([device_1], [device_1, device_2, device_2], [device_1, device_2 | {"shareID": "s"}]):
-        assert not stored.same_allocation(record(devices=devices))
 
 
 def test_a_recovered_record_gets_its_missing_name_and_requests() -> None:

@@ -171,26 +171,6 @@ async def finish_recovery(store: RecordStore) -> None:
     await store.do(lambda records: records.clear_meta(RECOVER))
 
 
-async def test_an_instance_with_older_records_writes_them_again_and_the_other_one_adds_the_newer(
-    tmp_path: Path,
-) -> None:
-    async with instance(tmp_path) as active, instance(tmp_path) as idle:
-        await insert(active, make_record("known", "d-9", State.PREPARING))
-        await idle.all()
-        for device in ("d-0", "d-1", "d-2"):
-            remove(tmp_path)
-            await insert(active, make_record(f"u-{device}", device, State.PREPARING))
-        remove(tmp_path)
-        assert {r.uid for r in await idle.all()} == {"known"}
-        assert await idle.recovering(), "until recover() has returned, no new claim is prepared"
-        await active.check_files()
-        async with instance(tmp_path) as new_instance:
-            for store in (idle, new_instance, active):
-                assert len(await store.all()) == 4
-                with pytest.raises(DeviceHeldError):
-                    await insert(store, make_record("thief", "d-2"))
-
-
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_records_of_a_dead_instance_are_restored_from_notes_and_older_memory(
     tmp_path: Path, is_replaced: bool

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dra_devkit.localcluster.runtime import runc
-from dra_kubeletplugin.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,42 +50,6 @@ def test_the_demo_reports_a_described_host_and_shows_vfio_on_it() -> None:
 def test_the_demo_runs_a_real_container_if_runc_is_installed() -> None:
     done = run("drivers/pci/demo.py")
     assert "_MODE=info" in done.stdout.partition("seen from inside the container")[2], done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["run", "nowhere.py"], "nowhere.py is not a file"),
-        (["run", "drivers/pci", "--log-level", "loud"], "--log-level 'loud' is not one of"),
-        (
-            ["run", "drivers/pci", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
-            "has no folder plugins_registry",
-        ),
-        (["claims", "--kubelet-root", "/nowhere-at-all"], "there are no claim records below"),
-        (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
-    ],
-)
-def test_a_user_error_is_reported_in_a_sentence_without_a_traceback(
-    args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(args) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
-def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
-    done = run(
-        "-m",
-        "dra_kubeletplugin.cli",
-        "inspect",
-        "drivers/pci",
-        "--host",
-        "drivers/pci/hosts/two-sockets.yaml",
-    )
-    assert "pci0000:16" in done.stdout
-    assert "published as pci-0000-17-00-0" in done.stdout
 
 
 @pytest.mark.index

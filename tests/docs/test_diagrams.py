@@ -50,17 +50,3 @@ def test_a_diagram_has_colours_for_light_and_dark_mode_and_loads_no_resources() 
     assert "prefers-color-scheme: dark" in drawn
     assert 'class="page"' in drawn
     assert re.findall(r"https?://[^\"]+|url\(", drawn) == ["http://www.w3.org/2000/svg"]
-
-
-@pytest.mark.parametrize("line", ["a => b: words", "a -> c: words", "c x killed", "words"])
-def test_a_line_of_an_unknown_form_is_rejected(line: str) -> None:
-    with pytest.raises(ValueError, match=r"not a lane|no line"):
-        sequence.draw(f"a, b\n{line}\n")
-
-
-def test_the_lifeline_of_a_process_begins_at_its_start_and_ends_at_its_kill() -> None:
-    drawn = sequence.draw("a, b\na x killed\nb o starts\na -> b: nothing\n")
-    lives = re.findall(r'M(\d+) (\d+)V(\d+)" class="life"', drawn)
-    ends = {int(x): (int(begin), int(end)) for x, begin, end in lives}
-    (first, second) = sorted(ends)
-    assert ends[first][1] < ends[second][0] < ends[second][1]

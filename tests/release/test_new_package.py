@@ -14,7 +14,6 @@ import sys
 import unicodedata
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,14 +22,12 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
 from dra_devkit.commands.command_args import KINDS
-from dra_devkit.packaging.scaffold import writer
 from dra_devkit.packaging.scaffold.names import MAX_NAME, check_name, near_name
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
 from tests.release.installation import (
     ID_OPTIONS,
-    PROJECTS,
     ROOT,
     Environment,
     clean_environment,
@@ -90,12 +87,6 @@ def test_a_failed_installation_is_reported_with_the_folder_for_wheels(tmp_path: 
     with pytest.raises(AssertionError, match="put the wheels of its packages into the folder wheels/, or set CHECKOUT"):
         run("make", "test", cwd=package)
     assert not (package / ".venv/.installed").exists()
-
-
-def test_a_checkout_replaces_the_four_packages_of_the_index(tmp_path: Path) -> None:
-    package = create_package(tmp_path, "acme-fpga", "chardev")
-    commands = run("make", "--dry-run", "test", f"CHECKOUT={ROOT}", cwd=package)
-    assert set(PROJECTS.values()) == set(map(Path, re.findall(r" -e (/\S+)", commands)))
 
 
 def _dev(package: Path) -> None:
@@ -161,23 +152,15 @@ def test_packages_with_names_of_any_length_pass_ruff(name: str, kind: str, tmp_p
         (["Acme_FPGA", "--kind", "sdk"], "NAME 'Acme_FPGA': use at most 32 lower case letters, digits and single '-', and begin with a letter, such as acme-fpga"),
         (["9", "--kind", "sdk"], "such as acme-fpga"),
         (["../x", "--kind", "sdk"], "NAME '../x'"),
-        (["a--b", "--kind", "sdk"], "NAME 'a--b'"),
-        (["", "--kind", "sdk"], "NAME ''"),
         (["z" * 33, "--kind", "sdk"], "use at most 32"),
         (["Ünï Code", "--kind", "sdk"], "begin with a letter, such as uni-code"),
-        (["TEST", "--kind", "sdk"], "begin with a letter, such as acme-fpga"),
         (["class", "--kind", "sdk"], "NAME 'class' has another meaning in Python: choose another name, such as class-driver"),
         (["json", "--kind", "sdk"], "NAME 'json' has another meaning in Python"),
-        (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' has another meaning in Python"),
-        (["test", "--kind", "sdk"], "NAME 'test' has another meaning in Python"),
         (["off", "--kind", "sdk"], "NAME 'off' has another meaning in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is not text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is not text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is not text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is not text in YAML"),
         (["acme"], "--kind is needed without a terminal"),
         (["Nimbus_N4", "--kind", "sdk"], "begin with a letter, such as nimbus-n4"),
-        (["42_Cards-2", "--kind", "sdk"], "begin with a letter, such as cards-2"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "10ee"], "--device-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "10ee", "--device-id", "u200"], "--device-id 'u200' is not a PCI device id"),
@@ -192,7 +175,6 @@ def test_an_invalid_argument_is_reported_in_a_sentence_and_creates_no_file(
     args: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert main(["new", *args]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -217,12 +199,6 @@ def test_a_suggested_name_is_valid_and_keeps_the_characters_after_its_first_lett
     assert len(suggestion) >= 31 or suggestion.replace("-", "") == after_first_letter
 
 
-def test_a_missing_parent_folder_is_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = create_package(tmp_path / "drivers" / "new", "acme", "sdk")
-    assert (folder / "deploy/kustomization.yaml").is_file()
-    assert f"created {folder}" in capsys.readouterr().out
-
-
 def test_a_driver_publishes_only_the_cards_of_its_device_id(tmp_path: Path) -> None:
     """The described host and the driver contain the ids of the command line, and no ids of other hardware."""
     folder = create_package(tmp_path, "nimbus-n4", "pci")
@@ -235,26 +211,6 @@ def test_a_driver_publishes_only_the_cards_of_its_device_id(tmp_path: Path) -> N
         sys.executable, "-m", "dra_kubeletplugin", "inspect", driver, "--host", str(host), cwd=ROOT, PYTHONPATH="src"
     )
     assert shown.startswith("pool node on node: 2 devices")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_option_of_a_new_driver_begins_with_the_drivers_name(kind: str, tmp_path: Path) -> None:
-    """docs/drivers.md requires this prefix, because several drivers can run in one process."""
-    folder = create_package(tmp_path, "nimbus-n4", kind)
-    options = yaml.safe_load((folder / "deploy/values.yaml").read_text())["options"]
-    assert list(options) == ["NIMBUS_N4_RESERVED"]
-    assert "nimbus_n4_reserved: Annotated[" in (folder / "src/nimbus_n4/driver.py").read_text()
-
-
-def test_failed_pinning_is_reported_with_the_folder_for_wheels(tmp_path: Path) -> None:
-    package = create_package(tmp_path, "acme-fpga", "chardev")
-    (package / ".venv-lock/bin").mkdir(parents=True)
-    (package / ".venv-lock/bin/uv").write_text("#!/bin/sh\nexit 1\n")  # like an empty index
-    (package / ".venv-lock/bin/uv").chmod(0o755)
-    with pytest.raises(
-        AssertionError, match=r"cannot be pinned.*put the wheels of its packages into the folder wheels/"
-    ):
-        run("make", "lock", cwd=package)
 
 
 @pytest.mark.parametrize("existing", ["folder", "file", "broken link"])
@@ -273,38 +229,17 @@ def test_an_existing_path_is_never_overwritten(
     assert [p.name for p in tmp_path.rglob("*")] == ["acme"]
 
 
-def test_a_full_disk_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write = Path.write_text
-
-    def fail(self: Path, text: str, encoding: str | None = None) -> int:
-        if "kind: Kustomization" in text:
-            raise OSError(28, "No space left on device")
-        return write(self, text, encoding)
-
-    monkeypatch.setattr(Path, "write_text", fail)
-    assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
-    assert "cannot be written: No space left on device" in capsys.readouterr().err
+def test_a_file_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
+    program = (
+        "import resource\n"
+        "from dra_kubeletplugin.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"raise SystemExit(main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cannot be written: File too large" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("created", ["acme/driver.py", "acme"], ids=["a folder", "a file"])
-def test_a_path_that_another_process_creates_meanwhile_is_kept_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], created: str
-) -> None:
-    write = writer.write_files
-
-    def write_concurrently(*args: Any) -> None:
-        write(*args)
-        (tmp_path / created).parent.mkdir(exist_ok=True)
-        (tmp_path / created).write_text("concurrent")
-
-    monkeypatch.setattr(writer, "write_files", write_concurrently)
-    assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
-    assert "exists already and is not overwritten" in capsys.readouterr().err
-    assert (tmp_path / created).read_text() == "concurrent"
-    assert [p.name for p in tmp_path.iterdir()] == ["acme"]
 
 
 def test_a_killed_dra_new_leaves_no_package_and_can_be_repeated(tmp_path: Path) -> None:

@@ -77,23 +77,6 @@ async def end(store: RecordStore, uid: str) -> None:
 # --- another instance -------------------------------------------------------------------------------
 
 
-async def test_each_change_of_another_instance_is_in_the_next_transaction(tmp_path: Path) -> None:
-    async with instance(tmp_path) as store, instance(tmp_path) as other:
-        await store.all()
-        record = make_record("a", "d-0", State.PREPARING, other.folder.process.id)
-        await insert(other, record)
-        await check_held(store, "d-0")
-        fence, record.state, record.owner = record.fence, State.PREPARED, ""
-        assert await other.do(lambda records: records.update(record, fence))
-        found = await store.get("a")
-        assert isinstance(found, Record)
-        assert found.state is State.PREPARED
-        await end(other, "a")
-        await insert(store, make_record("b", "d-0"))
-        assert store.folder.report == other.folder.report == []
-        await check_held(other, "d-0")
-
-
 async def test_a_change_in_the_same_step_of_the_clock_by_an_instance_that_has_ended_is_seen(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         async with instance(tmp_path) as other:
@@ -127,7 +110,18 @@ def replace_by_an_empty_folder(path: Path) -> None:
     path.mkdir()
 
 
-REMOVALS = [remove_file, remove_both_names, remove_all_files, shutil.rmtree, replace_by_an_empty_folder]
+def remove_node_file(path: Path) -> None:
+    (path / NODE_FILE).unlink()
+
+
+def damage_node_file(path: Path) -> None:
+    (path / NODE_FILE).write_bytes(b"{}")
+
+
+REMOVALS = [
+    *(remove_file, remove_both_names, remove_all_files, shutil.rmtree, replace_by_an_empty_folder),
+    *(remove_node_file, damage_node_file),
+]
 
 
 @pytest.mark.parametrize("found_by", ["the check", "a transaction", "another instance", "a restart", "a start"])
@@ -162,7 +156,8 @@ async def test_a_removed_claim_is_written_again_as_long_as_something_shows_that_
         store.folder.process.release()
     # Without a note, only memory and the second name show that the claim has not ended.
     is_lost = kind != "with a note" and (
-        removal is remove_both_names or (found_by == "a start" and removal is not remove_file)
+        removal is remove_both_names
+        or (found_by == "a start" and removal not in (remove_file, remove_node_file, damage_node_file))
     )
     async with instance(tmp_path) as store:
         await store.all()
@@ -454,31 +449,6 @@ async def test_a_damaged_second_line_is_written_again_from_memory_or_the_note(tm
         damage_body(store.path, "a")
     async with instance(tmp_path) as store:
         assert [r.uid for r in await store.all()] == ["a", "b"]
-
-
-@pytest.mark.parametrize("is_running", [True, False])
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"{}")])
-async def test_lost_metadata_lead_to_a_recovery(
-    tmp_path: Path, damage: Callable[[Path], object], is_running: bool
-) -> None:
-    async with instance(tmp_path) as store:
-        for uid in "ab":
-            await insert(store, make_record(uid, f"d-{uid}"))
-    (store.path / "b.json").write_bytes(b"")
-    store = open_store(tmp_path)
-    assert await store.damaged() == ["b"]
-    await recovered(store)
-    if not is_running:
-        await kill(store)
-    damage(store.path / NODE_FILE)
-    if not is_running:
-        store = open_store(tmp_path)
-    await store.check_files()
-    assert await store.recovering()
-    assert await store.damaged() == ["b"]
-    await check_held(store, "d-a")
-    await store.close()
-    store.folder.process.release()
 
 
 async def test_other_files_in_the_folder_are_ignored_and_incomplete_ones_are_removed(tmp_path: Path) -> None:
