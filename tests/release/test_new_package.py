@@ -236,7 +236,7 @@ def test_a_file_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         f"raise SystemExit(main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-B", "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert "cannot be written: File too large" in done.stderr
     assert list(tmp_path.iterdir()) == []
