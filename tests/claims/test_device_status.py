@@ -39,11 +39,6 @@ class Net(Driver):
         return [d.prepared(status=UP) for d in claim.devices]
 
 
-@pytest.fixture(autouse=True)
-def no_hook() -> None:
-    Net.hook = None
-
-
 @pytest.fixture
 def refusing_url() -> Iterator[str]:
     with refusing_port() as port:
@@ -101,6 +96,7 @@ async def test_entries_and_conditions_of_other_writers_are_unchanged() -> None:
     async with node_with(Net) as node:
         Net.hook = lambda claim: claim.report(claim.devices[0], DeviceStatus(data={"early": True})) and None
         await node.run_pod()
+        Net.hook = None
         await wait_for_status(node, lambda d: bool(d) and d[0].get("data") == {"vlan": 7})
         claim = await node.claim_of("pod")
         condition = {"type": "Others", "status": "True", "reason": "R", "message": "", "lastTransitionTime": now()}

@@ -175,25 +175,6 @@ async def is_restored(manager: Any, uid: str) -> bool:
     return bool(manager.claims.files.specs.exists(uid))
 
 
-@pytest.mark.parametrize("status", [{}, {"allocation": None}, "another device"])
-async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared_after_the_grace_period(
-    tmp_path: Path, status: Any
-) -> None:
-    api, driver = FakeApiServer(), FaultyDriver()
-    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.3) as manager:
-        await manager.prepare(prepared_ref)
-        if status == "another device":
-            api.allocate("a", "a", "d-1", DRIVER)
-        else:
-            api.claims["a"]["status"] = status
-        assert (await manager.claims.reconciler.once()).waiting == ["a"]
-        assert await manager.records() == {"a": "Prepared"}
-        await wait_until(lambda: is_unprepared(manager, "a"))
-        assert driver.unprepared == ["a"]
-        assert manager.claims.files.specs.uids() == []
-
-
 # --- two instances ----------------------------------------------------------------------------------
 
 

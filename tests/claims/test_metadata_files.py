@@ -33,7 +33,6 @@ from dra_kubeletplugin.metadata.document import decode
 from tests.helpers.crash.record_stores import DRIVER
 
 UID = "0b6a0c1e-0000-4000-8000-000000000001"
-OTHER = "0b6a0c1e-0000-4000-8000-000000000002"
 
 
 def device(request: str = "gpu/large", name: str = "gpu-0", **attributes: Any) -> AllocatedDevice:
@@ -130,18 +129,6 @@ def test_removed_cut_or_changed_files_are_restored_and_then_all_are_removed(fold
     for _ in range(2):
         folders.files.remove_all(UID)
         assert folders.all() == []
-
-
-def test_the_removal_of_an_older_claim_of_the_same_name_keeps_the_files_of_the_later_claim(
-    folders: MetadataFolders,
-) -> None:
-    old_record, new_record = (prepared(claim_of(device(), uid=uid), folders.specs) for uid in (UID, OTHER))
-    folders.files.put(old_record)
-    folders.files.put(new_record)
-    folders.files.remove(old_record)
-    assert folders.metadata.are_intact(new_record)
-    folders.files.remove(new_record)
-    assert folders.all() == []
 
 
 def test_a_link_in_place_of_a_file_is_not_followed(folders: MetadataFolders, tmp_path: Path) -> None:

@@ -191,14 +191,6 @@ async def test_a_slice_or_device_must_be_for_this_node(
     assert bool(api.nodes_read) == ("matchExpressions" in str(nodes))
 
 
-async def test_a_new_label_of_the_node_is_used(tmp_path: Path) -> None:
-    api = FabricApiServer(make_slice({"name": "f-0"}, **label_selector("rack", "r1")))
-    async with running_manager(tmp_path, FabricDriver(), api) as manager:
-        assert isinstance(await manager.prepare(allocate_claim(api)), WrongNodeError)
-        api.nodes = {"node": {"rack": "r1"}}
-        await check_success(manager.prepare(allocate_claim(api)))
-
-
 async def test_slices_of_this_node_are_used_only_while_another_instance_runs_to_publish_them(tmp_path: Path) -> None:
     api = FabricApiServer(make_slice({"name": "f-0"}, nodeName="node"))
     async with running_manager(tmp_path, FabricDriver(), api) as manager:

@@ -137,31 +137,13 @@ def test_an_unreadable_record_is_an_error_with_the_next_step() -> None:
         begin(unreadable())
 
 
-@pytest.mark.parametrize(
-    ("holder", "prepares", "is_stale"),
-    [
-        (record("h"), (), False),
-        (record("h", boot="earlier"), (), True),
-        (record("h", boot="earlier"), ("h",), False),
-        (record("h", state=State.PREPARING, owner=DEAD_PROCESS), (), True),
-        (record("h", boot="earlier", owner=RUNNING_PROCESS), (), False),
-    ],
-)
-def test_only_a_holder_that_does_not_use_its_device_is_rolled_back_for_another_claim(
-    holder: Record, prepares: tuple[str, ...], is_stale: bool
-) -> None:
-    all_records, deciding = make_records(holder), make_transitions("", *prepares)
-    if is_stale:
-        decision = begin(all_records, deciding=deciding)
-        assert isinstance(decision, StaleHolders)
-        assert [h.uid for h in decision.holders] == ["h"]
-        assert isinstance(deciding.free(all_records, "h"), RollBack)
-    else:
-        with pytest.raises(HeldByError):
-            begin(all_records, deciding=deciding)
-        if not prepares:
-            assert isinstance(deciding.free(all_records, "h"), NothingToDo)
-    assert "u" not in all_records.uids()
+def test_a_stale_claim_is_not_rolled_back_for_another_claim_while_it_is_prepared_again() -> None:
+    holder = record("h", boot="earlier")
+    assert begin(make_records(holder)) == StaleHolders([holder])
+    with pytest.raises(HeldByError):
+        begin(make_records(holder), deciding=make_transitions("", "h"))
+    for row, expected in ((holder, RollBack), (record("h"), NothingToDo)):
+        assert isinstance(make_transitions().free(make_records(row), "h"), expected)
 
 
 def test_the_error_names_only_the_holders_that_use_the_device() -> None:

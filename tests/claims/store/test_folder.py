@@ -8,16 +8,13 @@ import asyncio
 import errno
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from dra_kubeletplugin.claims import Record, RecordStore, State
-from dra_kubeletplugin.claims.record import UnreadableRecord, checked_line, checked_text, encode_record
+from dra_kubeletplugin.claims.record import encode_record
 from dra_kubeletplugin.claims.store.files import LOCK, forget, read_rows, synced_path
 from dra_kubeletplugin.claims.store.records import NODE_FILE, RECOVER, Records, file_name
 from dra_kubeletplugin.claims.store.store import Mode
@@ -40,11 +37,6 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 def states(path: Path) -> dict[str, str]:
     """Returns the state of each claim in the files, by UID."""
     return {row.uid: str(row.state) if isinstance(row, Record) else "Unreadable" for row in read_rows(path)}
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the two lines of a claim's file without their checksums."""
-    return [msgspec.json.decode(checked_text(line) or b"") for line in file.read_bytes().splitlines()]
 
 
 async def check_held(store: RecordStore, *devices: str) -> None:
@@ -405,38 +397,6 @@ async def test_a_file_that_is_put_back_ends_its_claim_s_damage(tmp_path: Path) -
         await check_held(store, "d-0")
 
 
-@pytest.mark.parametrize("change", ["damaged", "newer"])
-async def test_a_claim_whose_second_line_cannot_be_read_keeps_its_devices_until_it_is_forgotten(
-    tmp_path: Path, change: str
-) -> None:
-    async with instance(tmp_path) as store:
-        await recovered(store)
-        for uid in "ab":
-            await insert(store, make_record(uid, f"d-{uid}"))
-    if change == "damaged":
-        damage_body(store.path, "a")
-    else:
-        head, body = read_lines(store.path / "a.json")
-        head |= {"version": 2, "state": "Hibernating", "later": {"x": 1}}
-        (store.path / "a.json").write_bytes(checked_line(head) + checked_line(body | {"later": [1]}))
-    content = (store.path / "a.json").read_bytes()
-    for _ in range(2):
-        async with instance(tmp_path) as store:
-            row = await store.get("a")
-            assert isinstance(row, UnreadableRecord)
-            assert row.shown == "ns/name-a (UID a)"
-            assert set(await store.held()) == {("node", "d-a"), ("node", "d-b")}
-            with pytest.raises(DeviceHeldError, match="whose record cannot be read"):
-                await insert(store, make_record("thief", "d-a"))
-            assert await store.recovering() is False
-            await end(store, "b")
-            await insert(store, make_record("b", "d-b"))
-    assert (store.path / "a.json").read_bytes() == content
-    forget(store.path, 1, "a")
-    async with instance(tmp_path) as store:
-        await insert(store, make_record("c", "d-a"))
-
-
 async def test_a_damaged_second_line_is_written_again_from_memory_or_the_note(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await store.all()
@@ -484,28 +444,6 @@ async def test_other_files_in_the_folder_are_ignored_and_incomplete_ones_are_rem
         assert {r.uid for r in read_rows(store.path)} == {"a"}
         assert store.path.stat().st_mode & 0o777 == 0o700
         assert {(store.path / n).stat().st_mode & 0o777 for n in ("a.json", ".a.synced", NODE_FILE, LOCK)} == {0o600}
-
-
-@pytest.mark.parametrize("state", ["intact", "empty", "removed"])
-@pytest.mark.parametrize("is_rebooted", [True, False])
-async def test_a_version_that_was_not_synced_is_replaced_by_the_synced_one_only_after_a_reboot(
-    tmp_path: Path, state: str, is_rebooted: bool
-) -> None:
-    record = make_record("a", "d-0", State.PREPARING, "1-dead")
-    async with instance(tmp_path) as store:
-        await store.do(lambda records: records.insert(record), Mode.SYNC)
-        fence, record.state, record.owner = record.fence, State.PREPARED, ""
-        await store.do(lambda records: records.update(record, fence))
-        await kill(store)
-    if state == "empty":
-        os.truncate(store.path / "a.json", 0)
-    elif state == "removed":
-        (store.path / "a.json").unlink()
-    async with instance(tmp_path, boot="next boot" if is_rebooted else "boot") as store:
-        await store.all()
-        expected = {"intact": "Prepared", "empty": "Preparing" if is_rebooted else "Unreadable", "removed": "Preparing"}
-        assert states(store.path) == {"a": expected[state]}
-        assert await store.damaged() == (["a"] if expected[state] == "Unreadable" else [])
 
 
 # --- two files with one device ----------------------------------------------------------------------
@@ -585,30 +523,6 @@ async def test_the_folder_may_be_a_link_to_another_disk(tmp_path: Path) -> None:
             await insert(store, make_record(device, device))
             await check_held(store, device)
     assert set(states(tmp_path / "disk")) == {"d-0", "d-1"}
-
-
-@pytest.mark.mounts
-@pytest.mark.parametrize("is_running", [True, False])
-async def test_a_read_only_folder_is_an_error_and_frees_nothing(tmp_path: Path, is_running: bool) -> None:
-    store = open_store(tmp_path)
-    await insert(store, make_record("a", "d-0"))
-    if not is_running:
-        await kill(store)
-    path = str(store.path)
-    subprocess.run(["mount", "--bind", path, path], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
-        if not is_running:
-            store = open_store(tmp_path)
-        for change in (insert(store, make_record("b", "d-1")), end(store, "a")):
-            with pytest.raises(RecordsError, match="is read-only: mount"):
-                await change
-        assert "is read-only" in store.fault
-    finally:
-        subprocess.run(["umount", "-l", path], check=True)
-    await check_held(store, "d-0")
-    await store.close()
-    store.folder.process.release()
 
 
 async def test_a_folder_without_locks_is_an_error_and_frees_nothing(tmp_path: Path) -> None:

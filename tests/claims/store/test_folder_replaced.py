@@ -16,8 +16,7 @@ from dra_kubeletplugin.claims.metadata_files import generation
 from dra_kubeletplugin.claims.record import VERSION, UnreadableRecord
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
-from dra_kubeletplugin.claims.transitions import Transitions
-from dra_kubeletplugin.errors import DraError, HardwareUnknownError, RecordsBusyError, RecordsError
+from dra_kubeletplugin.errors import DraError, RecordsBusyError, RecordsError
 from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.file_faults import failing_calls
@@ -25,7 +24,6 @@ from tests.helpers.crash.record_stores import (
     BOOT,
     DRIVER,
     RECORDS,
-    PoolSupply,
     Store,
     damage_file,
     end_recovery,
@@ -59,24 +57,6 @@ def damage_both(folder: Path, uid: str) -> None:
 def replace_by(folder: Path, copy: Path) -> None:
     remove_records(folder / RECORDS)
     shutil.copytree(copy, folder / RECORDS)
-
-
-def test_an_older_copy_of_the_folder_does_not_end_a_pending_recovery(store: Store, tmp_path: Path) -> None:
-    shutil.copytree(tmp_path / RECORDS, tmp_path / "copy")
-    store.run_now(lambda records: records.insert(make_record("u-1", "d-1", complete=True)), Mode.SYNC)
-    store.stop()
-    damage_both(tmp_path, "u-1")
-    restarted = open_store(tmp_path)
-    restarted.run_now(Records.read_all, Mode.READ)
-    replace_by(tmp_path, tmp_path / "copy")
-    for _ in range(2):
-        restarted.folder.check()
-    process = restarted.folder.process
-    transitions = Transitions(process, BOOT, lambda uid: False)
-    wanted = make_record("u-2", "d-1", State.PREPARING, process.id)
-    with pytest.raises(HardwareUnknownError):
-        restarted.run_now(lambda records: transitions.begin(records, wanted, None, PoolSupply()), Mode.SYNC)
-    restarted.stop()
 
 
 def test_memory_is_newer_than_an_older_copy_of_the_folder_with_the_same_states(store: Store, tmp_path: Path) -> None:
