@@ -349,6 +349,7 @@ _STAGES = {
     kubernetes_releases.Stage.ALPHA: "alpha, off",
     kubernetes_releases.Stage.BETA_OFF: "beta, off",
     kubernetes_releases.Stage.BETA: "beta, on",
+    kubernetes_releases.Stage.UNLOCKED: "stable",
     kubernetes_releases.Stage.STABLE: "stable",
 }
 

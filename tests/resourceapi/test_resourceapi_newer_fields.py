@@ -117,6 +117,18 @@ async def test_a_device_that_is_part_of_its_node_is_withheld_if_the_node_would_b
         assert all("nodeAllocatableResources" not in d for d in devices_of(specs).values())
 
 
+async def test_the_notes_name_for_each_device_only_the_gates_of_its_fields() -> None:
+    inventory = Inventory("node")
+    shared = Device("shared", allow_multiple_allocations=True)
+    await inventory.update([Pool("node", [Device("lists", attributes={"links": ["a"]}), shared, Device("plain")])])
+    await inventory.set_gates_off(frozenset({Gate.LISTS, Gate.SHARING, Gate.TAINTS}))
+    off = "the API server's feature gate is off"
+    assert inventory.gate_notes() == [
+        f"lists published without attributes[links]: {off} ({Gate.LISTS})",
+        f"shared published without allowMultipleAllocations: {off} ({Gate.SHARING})",
+    ]
+
+
 @pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
 async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> None:
     async with scripted_api_server(Features.of(release)) as server:

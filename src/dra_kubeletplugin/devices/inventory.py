@@ -285,14 +285,14 @@ class Inventory:
 
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that some devices are published without. It names one of these devices."""
-        found: dict[tuple[str, ...], list[str]] = {}
+        found: dict[tuple[str, str], list[str]] = {}
         for state in self.contents():
-            for name, fields in state.removed_fields.items():
-                found.setdefault(tuple(fields), []).append(self.shown(state.name, name))
-        gates = ", ".join(sorted(self.gates_off))
+            for name, (fields, gates) in state.removed_fields.items():
+                key = ", ".join(map(printable, fields)), ", ".join(sorted(gates))
+                found.setdefault(key, []).append(self.shown(state.name, name))
         return [
-            f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
-            for fields, names in found.items()
+            f"{join_names(names, 1)} published without {fields}: the API server's feature gate is off ({gates})"
+            for (fields, gates), names in found.items()
         ]
 
     # --- health ---------------------------------------------------------------------------------

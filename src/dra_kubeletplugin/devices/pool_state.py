@@ -79,7 +79,7 @@ class PoolState:
         fields: the fields of a slice's spec that apply to all devices: the nodes and the pool's options.
         gate_fault: why the pool cannot be published while feature gates are off; empty if it can.
         rejected: devices and counter sets that are not published, each with the reason.
-        removed_fields: the fields that devices are published without, because feature gates are off.
+        removed_fields: the fields that devices are published without, and the feature gates that are off, by the device's name.
         samples: one device, with all its fields, for each set of feature gates that devices depend on.
     """
 
@@ -100,7 +100,7 @@ class PoolState:
     fields: ReadOnlyJSON = field(default_factory=dict)
     gate_fault: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict)
-    removed_fields: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    removed_fields: Mapping[str, tuple[Sequence[str], frozenset[str]]] = field(default_factory=dict)
     samples: Mapping[frozenset[str], ReadOnlyJSON] = field(default_factory=dict)
 
     def find(self, name: str) -> DeviceEntry | None:
@@ -218,7 +218,7 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], n
     rejected = dict(state.unnamed)
     rejected |= {f"counter set {printable(n)}": s.fault for n, s in state.sets.items() if s.fault}
     devices: list[DeviceEntry] = []
-    removed: dict[str, Sequence[str]] = {}
+    removed: dict[str, tuple[Sequence[str], frozenset[str]]] = {}
     samples: dict[frozenset[str], ReadOnlyJSON] = {}
     for entry in (*state.present.values(), *state.gone.values()):
         name = entry.name
@@ -239,7 +239,7 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], n
             continue
         devices.append(entry.with_json(published))
         if fields := removed_fields(json, published):
-            removed[name] = fields
+            removed[name] = fields, gates & off
     if state.fault:
         return replace(state, devices=(), counter_sets=(), fields={}, rejected=rejected, samples={})
     nodes = {"perDeviceNodeSelection": True} if state.per_device else state.nodes.of_slice(node)

@@ -20,7 +20,8 @@ class GateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A feature gate.
 
     Attributes:
-        stages: ``alpha`` (off), ``beta``, ``beta, off`` or ``stable``, by the first release with this stage.
+        stages: ``alpha`` (off), ``beta``, ``beta, off``, ``stable, not locked`` (it can be switched off) or ``stable``, by the first release
+            with this stage.
         source: the KEP.
         needs: the gates without which it has no effect.
         not_local: why the local cluster does not implement it; enabling it there is an error.
@@ -125,4 +126,4 @@ def latest(values: Mapping[str, object], release: str) -> str:
 def on_since(gate: str) -> str:
     """Returns the first release in which a gate is on by default; empty if there is none."""
     stages = table().gates[gate].stages
-    return next((release for release, stage in stages.items() if stage in {"beta", "stable"}), "")
+    return next((release for release, stage in stages.items() if stage in {"beta", "stable, not locked", "stable"}), "")

@@ -32,12 +32,13 @@ class Stage(Enum):
     ALPHA = "alpha"
     BETA_OFF = "beta, off"
     BETA = "beta"
+    UNLOCKED = "stable, not locked"
     STABLE = "stable"
 
     @property
     def on(self) -> bool:
         """Whether the gate is on by default."""
-        return self in {Stage.BETA, Stage.STABLE}
+        return self in {Stage.BETA, Stage.UNLOCKED, Stage.STABLE}
 
 
 NEEDS: Mapping[str, tuple[str, ...]] = {name: row.needs for name, row in _TABLE.gates.items()}
@@ -208,7 +209,7 @@ class Features:
 
     def metrics(self) -> str:
         """Returns the gates in the format of an API server's metrics, ``kubernetes_feature_enabled``."""
-        words = {Stage.ALPHA: "ALPHA", Stage.BETA_OFF: "BETA", Stage.BETA: "BETA", Stage.STABLE: ""}
+        words = {Stage.ALPHA: "ALPHA", Stage.BETA_OFF: "BETA", Stage.BETA: "BETA", Stage.UNLOCKED: "", Stage.STABLE: ""}
         lines = ["# TYPE kubernetes_feature_enabled gauge"]
         for name in sorted(_TABLE.gates):
             if (found := stage(name, self.release)) in words:

@@ -547,7 +547,8 @@ async def test_a_new_pod_prepares_a_claim_again_during_its_unprepare_since_1_37(
     [
         ("1.33", {}, "Kubernetes '1.33' is not supported: use one of 1.34, 1.35, 1.36, 1.37"),
         ("1.36", {"DRADeviceTaint": True}, "did you mean DRADeviceTaints?"),
-        ("1.36", {"DRAPrioritizedList": False}, "cannot be switched off in Kubernetes 1.36: it is stable there"),
+        ("1.36", {"DRAAdminAccess": False}, "cannot be switched off in Kubernetes 1.36: it is stable there"),
+        ("1.37", {"DRAPrioritizedList": False}, "cannot be switched off in Kubernetes 1.37: it is stable there"),
         (
             "1.36",
             {"DRAOptionalNodeOperations": True},
@@ -564,6 +565,14 @@ async def test_a_new_pod_prepares_a_claim_again_during_its_unprepare_since_1_37(
 def test_unsupported_settings_are_reported(release: str, gates: dict[str, bool], message: str) -> None:
     with pytest.raises(SettingsError, match=message.replace("?", r"\?")):
         Features.of(release, gates)
+
+
+@pytest.mark.parametrize(("release", "gate"), [("1.36", "DRAPrioritizedList"), ("1.37", "DRADeviceTaints")])
+def test_a_stable_gate_that_kubernetes_does_not_lock_can_be_switched_off(release: str, gate: str) -> None:
+    assert Features.of(release).has(gate)
+    off = Features.of(release, {gate: False})
+    assert not off.has(gate)
+    assert f'kubernetes_feature_enabled{{name="{gate}",stage=""}} 0' in off.metrics()
 
 
 def test_the_environment_variable_sets_the_default_release(monkeypatch: pytest.MonkeyPatch) -> None:
