@@ -20,8 +20,8 @@ class GateRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A feature gate.
 
     Attributes:
-        stages: ``alpha`` (off), ``beta``, ``beta, off``, ``stable, not locked`` (it can be switched off) or ``stable``, by the first release
-            with this stage.
+        stages: ``alpha`` (off), ``beta``, ``beta, off``, ``stable, not locked`` (it can be switched off) or ``stable``, by the first
+            release with this stage.
         source: the KEP.
         needs: the gates without which it has no effect.
         not_local: why the local cluster does not implement it; enabling it there is an error.
