@@ -224,9 +224,15 @@ class Features:
         return versions_of("DeviceTaintRule", self.release)
 
     @property
+    def taint_rules_gate(self) -> str:
+        """The feature gate of DeviceTaintRules. Before 1.35, which added a gate of their own, it is the gate of taints."""
+        has_own = stage("DRADeviceTaintRules", self.release) is not Stage.ABSENT
+        return "DRADeviceTaintRules" if has_own else "DRADeviceTaints"
+
+    @property
     def enforced_taint_rules(self) -> str:
         """The API version of DeviceTaintRule that the cluster reads; "" if the rules have no effect."""
-        if not self.has("DRADeviceTaintRules"):
+        if not self.has(self.taint_rules_gate):
             return ""
         return next((v for v in self.taint_rules if v in self.served), "")
 

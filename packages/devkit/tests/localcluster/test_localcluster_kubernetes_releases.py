@@ -591,15 +591,20 @@ def rule(version: str, effect: str, **selector: str) -> JSON:
 
 
 @pytest.mark.parametrize(
-    ("release", "gates", "version"),
-    [("1.37", {}, "v1"), ("1.36", {"DRADeviceTaintRules": True}, "v1beta2"), ("1.36", {}, "v1beta2")],
+    ("release", "gates", "version", "is_on"),
+    [
+        ("1.37", {}, "v1", True),
+        ("1.36", {"DRADeviceTaintRules": True}, "v1beta2", True),
+        ("1.36", {}, "v1beta2", False),
+        ("1.34", {"DRADeviceTaints": True}, "v1alpha3", True),
+        ("1.34", {}, "v1alpha3", False),
+    ],
 )
 async def test_a_taint_rule_blocks_and_evicts_pods_only_when_its_gate_is_on(
-    release: str, gates: dict[str, bool], version: str
+    release: str, gates: dict[str, bool], version: str, is_on: bool
 ) -> None:
     config = {f"resource.k8s.io/{version}": True}
     async with LocalCluster(features=Features.of(release, gates, config), timers=TIMERS) as cluster:
-        is_on = cluster.features.has("DRADeviceTaintRules")
         resource_slice = slice_of("node-1", ["a", "b"])
         resource_slice["spec"]["skipNodeOperations"] = ["*"]
         # The rule exists before the device.

@@ -19,7 +19,7 @@ _COST = (
     "strings without maxItems, maxProperties or maxLength"
 )
 _CONVERSION = "the local cluster does not call conversion webhooks: every version of the kind has the same fields"
-_TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate DRADeviceTaintRules is off"
+_TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate {} is off"
 _LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\(")
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
@@ -27,7 +27,7 @@ _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
     """Yields a warning for each part of the object that has no effect in the local cluster, or that Kubernetes may reject."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.enforced_taint_rules:
-        yield _TAINTS
+        yield _TAINTS.format(features.taint_rules_gate)
     if kind.plural in _WEBHOOKS:
         for hook in obj.get("webhooks") or ():
             if (hook.get("clientConfig") or {}).get("service"):
