@@ -14,7 +14,7 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
-from dra_tools.unevaluated.objects import all_not_evaluated, unevaluated_fields
+from dra_tools.unevaluated.objects import all_not_evaluated, unevaluated_fields, unknown_fields
 from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
 
 OF_DEVICES = {
@@ -29,6 +29,7 @@ CASES: dict[str, tuple[list[JSON], str, str]] = {
     **{name: ([pool("a", gpu("g0", **{name: value})), claim()], NODE_RESOURCES, "a-slice") for name, value in OF_DEVICES.items()},
     "field of a later release of a claim": ([pool("a", gpu("g0")), claim(newField=1)], "spec.devices.requests[0].exactly.newField", "c"),
     "field of a later release of a class": ([pool("a", gpu("g0")), claim(), CLASS | {"spec": {**CLASS["spec"], "newField": 1}}], "spec.newField", "gpu"),
+    "field of a later release of an attribute": ([pool("a", gpu("g0", attributes={"x": {"float": 1.5, "int": 1}})), claim()], "spec.devices[0].attributes.x.float", "a-slice"),
     "field of a later release of a device": ([pool("a", gpu("g0", newField=1)), claim()], "spec.devices[0].newField", "a-slice"),
 }  # fmt: skip
 
@@ -96,6 +97,13 @@ def test_simulate_names_the_feature_and_states_no_result(case: str) -> None:
     found = simulate(snapshot, [template, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}])
     assert any(feature in part.why for part in found.unevaluated), found
     assert not found.known
+
+
+def test_fields_of_a_later_release_are_found_in_maps_of_objects_of_a_server() -> None:
+    attributes = {"x": {"int": 1}, "y": {"float": 1.5}}
+    capacity = {"m": {"value": "1", "requestPolicy": {"default": "1", "steps": {}}}}
+    found = list(unknown_fields(pool("a", gpu("g0", attributes=attributes, capacity=capacity))))
+    assert found == ["spec.devices[0].attributes.y.float", "spec.devices[0].capacity.m.requestPolicy.steps"]
 
 
 def test_slices_of_one_driver_with_the_same_feature_are_one_line() -> None:

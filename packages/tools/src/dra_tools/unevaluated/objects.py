@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 from dra_devkit.scheduling.framework.claim_cache import is_allocated
@@ -37,10 +37,7 @@ def unevaluated_features(obj: ReadOnlyJSON) -> Iterator[str]:
 
 
 def unknown_fields(obj: ReadOnlyJSON) -> Iterator[str]:
-    """Yields the paths of an object's fields that the table does not have; an API server of a newer release stores such fields.
-
-    The values of maps, such as attributes, are not searched.
-    """
+    """Yields the paths of an object's fields that the table does not have; an API server of a newer release stores such fields."""
     kind = str(obj.get("kind"))
     if str(obj.get("apiVersion")).startswith(f"{GROUP}/"):
         for part in rows(kind).keys() & obj.keys():
@@ -57,11 +54,25 @@ def _unknown(value: Any, type_name: str, path: str) -> Iterator[str]:
         if row is None:
             if name != "metadata":  # of a template
                 yield where
-        elif isinstance(inner, dict) and row.item_type == row.type:
+        elif not rows(row.item_type):
+            continue
+        elif row.type == row.item_type:
             yield from _unknown(inner, row.type, where)
-        elif isinstance(inner, list) and rows(row.item_type):
+        elif isinstance(inner, list):
             for i, item in enumerate(inner):
                 yield from _unknown(item, row.item_type, f"{where}[{i}]")
+        elif isinstance(inner, dict):
+            leaf = _leaf(row.item_type)
+            for key, item in inner.items():
+                if not (leaf and isinstance(item, dict) and item.keys() <= leaf):
+                    yield from _unknown(item, row.item_type, f"{where}.{key}")
+
+
+@functools.cache
+def _leaf(type_name: str) -> Set[str]:
+    """Returns the fields of a type if none of them has fields of its own, as of attributes, of which a cluster has very many."""
+    known = rows(type_name)
+    return frozenset() if any(rows(row.item_type) for row in known.values()) else known.keys()
 
 
 def not_evaluated(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[UnevaluatedPart]:
