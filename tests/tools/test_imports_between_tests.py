@@ -11,7 +11,6 @@ from tests.tools.tree import ROOT
 
 FOLDERS = ("tests", "packages/*/tests", "drivers", "examples", "bench")
 REMAINING = {
-    "packages.tools.tests.explanation.test_explain_equal_devices": 1,
     "packages.tools.tests.explanation.test_explain": 14,
     "packages.tools.tests.explanation.test_explain_waiting_cluster": 1,
     "packages.tools.tests.explanation.test_what_if": 2,

@@ -13,7 +13,6 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS, SLICES
-from dra_tools import encoded_objects
 from dra_tools.encoded_objects import ObjectDecoder
 from dra_tools.snapshot import Snapshot
 from dra_tools.unevaluated.objects import all_not_evaluated
@@ -115,12 +114,3 @@ def test_an_older_version_is_converted() -> None:
     }
     [device] = decode_object(older, obj, frozenset({"b"}))["spec"]["devices"]
     assert device["attributes"] == {"a": {"int": 1}}
-
-
-def test_the_cache_of_equal_parts_stays_limited_during_a_long_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_objects, "_MAX_EQUAL", 10)
-    decoder = ObjectDecoder(PODS)
-    for i in range(100):
-        obj = POD | {"metadata": {**META, "labels": {"app": str(i)}}}
-        assert decoder.decode(msgspec.Raw(json.dumps(obj).encode()))["metadata"]["labels"] == {"app": str(i)}
-        assert len(decoder._equal) <= 12

@@ -84,17 +84,6 @@ async def test_a_rule_taints_devices_until_it_is_deleted() -> None:
     await server.close()
 
 
-async def test_an_unreadable_object_is_noted_until_it_is_readable(client: KubeClient) -> None:
-    async with running_watcher(client) as watcher:
-        kind = next(k for k in watcher._kinds if k.resource is NODES)
-        uid, obj = next(iter(kind.objects.items()))
-        name = obj["metadata"]["name"]
-        kind.unreadable[uid] = "it cannot be read"
-        await client.patch(NODES, name, {"metadata": {"annotations": {"a": "b"}}})
-        await wait_until(lambda: not watcher.notes, "the object")
-        assert kind.objects[uid]["metadata"]["annotations"] == {"a": "b"}
-
-
 async def test_the_snapshot_has_devices_and_waiting_pods_before_running_pods_are_listed(
     client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,11 +116,8 @@ async def test_the_snapshot_contains_a_starting_pod_once(client: KubeClient) -> 
         meta = pod["metadata"]
         await client.patch(PODS, meta["name"], {"status": {"phase": "Running"}}, meta["namespace"], "status")
 
-        def started() -> bool:
-            parts = [k.objects for k in watcher._kinds if k.resource is PODS]
-            return [uid in part for part in parts] == [False, True]
-
-        await wait_until(started, "the watches of waiting and of running pods")
+        await wait_until(
+            lambda: watcher.objects(PODS)[uid]["status"]["phase"] == "Running", "the watch of running pods"
+        )
         after = [p["metadata"]["uid"] for p in watcher.snapshot().pods]
         assert sorted(after) == sorted(pods)
-        assert watcher.objects(PODS)[uid]["status"]["phase"] == "Running"

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from dra_tools import Snapshot, explain
-from dra_tools.explanation.explain import Explanation
+from dra_tools import Snapshot
 from dra_tools.top.overview import overview
-from dra_tools.usage.rows import Overview, PodRow
+from packages.tools.tests.commands.top.static_overview import StaticOverview
 from tests.helpers.hostile_text import assert_clean, cluster, hostile
 
 pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-tools[top]'")
 from textual.pilot import Pilot
 
 from dra_tools.commands.top.screen import Sheet, Top
-
-
-class Reasons:
-    """Explains each pod immediately."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def show(self, pods: Iterable[PodRow]) -> None: ...
-
-    async def whole(self, pod: PodRow) -> Explanation:
-        return explain(self._snapshot, f"pod/{pod.name}", pod.namespace)
-
-
-class StaticOverview:
-    """An overview of a cluster that does not change."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.reasons = Reasons(snapshot)
-        self._found = overview(snapshot)
-
-    def current(self) -> Overview:
-        return self._found
-
-    def rest(self, used: float) -> None:
-        """Does not delay, because nothing is computed."""
 
 
 def drawn(app: Top) -> str:
@@ -61,7 +32,7 @@ async def settled(app: Top, pilot: Pilot[None], where: str) -> str:
 @pytest.mark.parametrize("everything", [False, True], ids=["free text", "everything"])
 async def test_hostile_text_in_rows_and_details_is_drawn_as_text(everything: bool) -> None:
     snapshot = Snapshot.of(hostile(cluster(), everything))
-    app = Top(StaticOverview(snapshot), "here\x1b[2J[red]")  # type: ignore[arg-type]
+    app = Top(StaticOverview(overview(snapshot), snapshot), "here\x1b[2J[red]")  # type: ignore[arg-type]
     async with app.run_test(size=(200, 50)) as pilot:
         text = await settled(app, pilot, "rows")
         assert "[red]" in text, "markup is shown as text"
