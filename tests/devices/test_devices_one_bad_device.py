@@ -30,7 +30,7 @@ from dra_kubeletplugin import (
     cli,
 )
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.driver import Role, load_driver
+from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import printable
 
 GOOD = {"model": "X", "lanes": 4, "firmware": Version("6.19.4")}
@@ -104,22 +104,6 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
 ]
 
 
-class Raising(dict[str, Any]):
-    """A mapping of a driver that reads the hardware when it is used."""
-
-    def _raise(self, *_: object) -> Any:
-        raise OSError("the card does not respond")
-
-    __iter__ = __len__ = __getitem__ = keys = items = values = _raise
-
-
-RAISING: list[Callable[[Device], Any]] = [
-    lambda device: spoiled(device, attributes=Raising()),
-    lambda device: spoiled(device, attributes=Raising(), nodes=Nodes.named("node-1")),
-    lambda device: spoiled(device, attributes=Raising(), name="card-0"),
-    lambda device: spoiled(device, attributes=Raising(), name=None),
-    lambda device: spoiled(device, extra=Raising(), name=""),
-]
 NO_DEVICES = [None, "card-1", 5, {"name": "card-1"}, Device, [Device("card-1")], CounterSet("card-1", {"x": 1})]
 CARD = CounterSet("card", {"slices": 7})
 
@@ -182,19 +166,6 @@ async def test_the_reason_names_the_field(field: str, value: Any, text: str) -> 
     assert [d["name"] for d in found["node"]] == ["card-1"]
     (reason,) = rejected.values()
     assert printable(text) in reason
-
-
-@pytest.mark.parametrize("nodes", [Nodes.this(), Nodes.all()], ids=["node", "all nodes"])
-@pytest.mark.parametrize("spoil", RAISING)
-async def test_a_device_that_raises_when_it_is_read_stops_no_other_device(
-    spoil: Callable[[Device], Any], nodes: Nodes
-) -> None:
-    good = good_devices(2)
-    inventory = Inventory("node", role=Role.CONTROLLER if nodes == Nodes.all() else Role.NODE)
-    await inventory.update([Pool("node", [good[0], spoil(Device("card-9")), good[1]], nodes=nodes)])
-    (content,) = inventory.contents()
-    assert [d.json["name"] for d in content.devices] == ["card-0", "card-1"]
-    assert len(inventory.rejected) == 1
 
 
 @given(st.lists(st.sampled_from(BAD_FIELDS), min_size=2, max_size=5, unique_by=lambda bad: bad[0]))

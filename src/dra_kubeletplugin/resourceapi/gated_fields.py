@@ -71,15 +71,13 @@ def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
     if isinstance(value, list):
         for item in value:
             yield from _used(item, node)
-    elif isinstance(value, Mapping):
-        for name, step in node.steps.items():
-            if name != "*":
-                found: Collection[Any] = (value[name],) if name in value else ()
-            elif step.row is None and all(map(step.steps.keys().isdisjoint, value.values())):
-                continue  # a quick check of attributes and capacities, of which a device has dozens, usually without a gate
-            else:
-                found = value.values()
-            for inner in found:
+    elif isinstance(value, dict):
+        each = node.steps.get("*")
+        if each and not each.row and all(map(each.steps.keys().isdisjoint, value.values())):
+            return  # the usual case of attributes and capacities, of which a device has dozens
+        for name, inner in value.items():
+            step = each or node.steps.get(name)
+            if step is not None:
                 if step.row is not None and inner not in (None, [], {}, ""):
                     yield step.row, inner
                 if step.steps:

@@ -175,16 +175,10 @@ def test_the_client_reads_any_malformed_status_of_a_server(status: Any) -> None:
 # --- malformed responses ---------------------------------------------------------------------------------------
 
 MALFORMED_LISTS: dict[str, object] = {
-    "a list": [],
-    "no object": 5,
     "an item without anything": {"items": [{}]},
-    "an item that is none": {"items": [None]},
     "items that are none": {"items": 5},
-    "no spec": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}}]},
-    "no metadata": {"items": [{"spec": _foreign_slice()["spec"]}]},
     "no pool": {"items": [{"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": "node"}}]},
     "a generation that is text": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}, "spec": {"driver": DRIVER, "nodeName": "node", "pool": {"name": "node", "generation": "x", "resourceSliceCount": 1}}}]},
-    "devices that are none": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}, "spec": {**_foreign_slice()["spec"], "devices": [5]}}]},
     "an unknown version": {"items": [{"apiVersion": "v7", "kind": "X", "metadata": {"name": "s"}}]},
 }  # fmt: skip
 
@@ -208,7 +202,7 @@ async def test_a_malformed_response_is_a_fault_and_does_not_stop_the_publisher(r
             assert server.devices() == ["a"]
 
 
-@pytest.mark.parametrize("body", [b"<html>proxy</html>", b"", b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("body", [b"<html>proxy</html>", b""])
 async def test_a_response_of_a_proxy_is_a_fault_and_does_not_stop_the_publisher(body: bytes) -> None:
     async with scripted_api_server() as server:
         server.instead = lambda request: Response(200, body, "text/html")
