@@ -222,13 +222,11 @@ async def test_the_event_of_a_claim_is_written_for_any_value_of_reserved_for(res
     await sent(events, lambda: len(server.created) == 1)
 
 
-async def test_repeated_reports_update_the_count_of_one_event_and_never_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._COUNT_INTERVAL", 0.1)
+async def test_repeated_reports_update_the_count_of_one_event_and_never_block() -> None:
     server = Server()
     server.hold = asyncio.Event()
     events = events_to(server)
+    events.count_interval = 0.1
     task = asyncio.create_task(events.run())
     for _ in range(50):
         events.warn(CLAIM, "Odd", "it is odd")

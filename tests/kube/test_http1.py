@@ -20,16 +20,6 @@ LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\nhel
 CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = CHUNKED + b"5\r\nhello\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
 UNTIL_THE_END = b"HTTP/1.0 200\r\nConnection: keep-alive\r\n\r\nuntil the end"
-AMBIGUOUS = [
-    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 4\r\n\r\nhello",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nFolded: a\r\n b\r\nContent-Length: 0\r\n\r\n",
-    b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
-    b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
-    CHUNKED + b"x\r\n",
-    CHUNKED + b"5\r\nhello, and more",
-]
 
 
 def read(data: bytes, cuts: list[int] | None = None) -> tuple[HttpResponse, bool]:
@@ -94,19 +84,6 @@ def test_the_result_does_not_depend_on_the_pieces_in_which_it_arrives(
         except (MalformedResponseError, ConnectionResetError) as e:
             results.append(type(e))
     assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("data", AMBIGUOUS)
-def test_ambiguous_responses_are_rejected(data: bytes) -> None:
-    with pytest.raises(MalformedResponseError):
-        read(data)
-
-
-@pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a"])
-@pytest.mark.parametrize("start", [CHUNKED[:-2], CHUNKED + b"0\r\nY: 1\r\n"], ids=["header", "trailer"])
-def test_malformed_headers_and_trailers_are_rejected(start: bytes, field: bytes) -> None:
-    with pytest.raises(MalformedResponseError):
-        read(start + field + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(

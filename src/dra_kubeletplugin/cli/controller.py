@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from ..base.settings import ControllerSettings, load
-from ..driver import Driver, Role, load_driver, make
+from ..base.settings import ControllerSettings
+from ..driver import Driver, Role
 from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.controller.controller import Controller
-from .serving import serve
-from .shell.driver_options import given_own, load_options, variables
+from .serving import run_driver
 from .shell.exit_codes import Exit
-from .shell.options import given
 from .shell.signals import StopSignal
 
 
@@ -45,28 +42,6 @@ def controller(
     args: argparse.Namespace,
     beside: Callable[[Controller, StopSignal], Awaitable[object]] = exit_when_lease_lost,
 ) -> NoReturn:
-    """Runs the controller and exits the process.
-
-    Args:
-        target: a driver class, or a driver in the form of the command line, such as a file.
-        args: the settings, and the options that the driver defines.
-        beside: runs while the controller serves.
-
-    Raises :class:`DraError` for a user's mistake, before anything is started.
-    """
+    """Runs the controller and exits the process. See :func:`.run_driver`."""
     fix_thresholds()
-    stop = StopSignal()
-    stop.handle()
-    driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = load_options(
-        lambda: load(given(args, ControllerSettings), None, ControllerSettings), driver, given_own(args, driver)
-    )
-    if not settings.driver_name:
-        settings = dataclasses.replace(settings, driver_name=driver.name)
-    serve(
-        lambda: Controller(make(driver, Role.CONTROLLER, options), settings),
-        settings,
-        stop,
-        beside,
-        variables([driver]),
-    )
+    run_driver(target, args, ControllerSettings, Role.CONTROLLER, Controller, beside)

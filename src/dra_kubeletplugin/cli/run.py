@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
-from ..base.settings import Settings, load
-from ..driver import Driver, load_driver, make
+from ..base.settings import Settings
+from ..driver import Driver, Role
 from ..host.memory import keep_trimmed
 from ..plugin.node import Plugin
-from .serving import serve
-from .shell.driver_options import given_own, load_options, variables
-from .shell.options import given
+from .serving import run_driver
 from .shell.signals import StopSignal
-
-
-def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
-    """Loads the settings. By default, the driver's name is the name in its class."""
-    settings = load(options)
-    return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
 async def trim_memory(plugin: Plugin, stop: StopSignal) -> None:
@@ -38,17 +29,5 @@ def run(
     args: argparse.Namespace,
     beside: Callable[[Plugin, StopSignal], Awaitable[object]] = trim_memory,
 ) -> NoReturn:
-    """Runs the plugin and exits the process.
-
-    Args:
-        target: a driver class, or a driver in the form of the command line, such as a file.
-        args: the settings, and the options that the driver defines.
-        beside: runs while the plugin serves.
-
-    Raises :class:`DraError` for a user's mistake, before anything is started.
-    """
-    stop = StopSignal()
-    stop.handle()
-    driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = load_options(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
-    serve(lambda: Plugin(make(driver, options=options), settings), settings, stop, beside, variables([driver]))
+    """Runs the plugin and exits the process. See :func:`.run_driver`."""
+    run_driver(target, args, Settings, Role.NODE, Plugin, beside)

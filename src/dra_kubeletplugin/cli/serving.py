@@ -6,6 +6,7 @@ exceeded its time limit.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -13,19 +14,22 @@ import sys
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import NoReturn, Protocol, TypeVar
 
-from ..base.settings import Settings
+from ..base.settings import Settings, load
 from ..base.telemetry.logs import configure
 from ..base.text import did_you_mean
 from ..base.threads import LoopExecutor
+from ..driver import Driver, Role, load_driver, make
 from ..driver.diagnostics.unhandled import listen
 from ..errors import DraError, describe, printable
+from .shell.driver_options import given_own, load_options, variables
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
 from .shell.open_files import need_files
+from .shell.options import given
 from .shell.signals import MARGIN, StopSignal
 
 log = logging.getLogger(__name__)
@@ -40,6 +44,35 @@ class Process(Protocol):
 
 
 P = TypeVar("P", bound=Process)
+S = TypeVar("S", bound=Settings)
+
+
+def run_driver(
+    target: str | type[Driver],
+    args: argparse.Namespace,
+    kind: type[S],
+    role: Role,
+    build: Callable[[Driver, S], P],
+    beside: Callable[[P, StopSignal], Awaitable[object]],
+) -> NoReturn:
+    """Runs a driver's plugin or controller and exits the process.
+
+    Args:
+        target: a driver class, or a driver in the form of the command line, such as a file.
+        args: the settings, and the options that the driver defines.
+        kind: the settings class of the role.
+        build: creates the server.
+        beside: runs while the server serves.
+
+    Raises :class:`DraError` for a user's mistake, before anything is started.
+    """
+    stop = StopSignal()
+    stop.handle()
+    driver = load_driver(target) if isinstance(target, str) else target
+    settings, options = load_options(lambda: load(given(args, kind), None, kind), driver, given_own(args, driver))
+    if not settings.driver_name:
+        settings = replace(settings, driver_name=driver.name)
+    serve(lambda: build(make(driver, role, options), settings), settings, stop, beside, variables([driver]))
 
 
 def serve(

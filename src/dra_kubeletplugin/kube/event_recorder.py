@@ -32,7 +32,6 @@ _MAX_NAME = 200
 _MAX_EVENTS = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped
 _CONSUMERS = 8  # maximum number of pods and pod groups of a claim that get an Event
 _BURST, _EACH = 25.0, 300.0  # rate limit for one object, as in client-go: Events at once, then seconds for each Event
-_COUNT_INTERVAL = 60.0  # seconds until the count of an Event is written again
 _LOG_AGAIN = 3600.0  # seconds until the same error is logged again
 _RETRY = 10.0
 # PodGroup has no API version here, because it is not stable yet.
@@ -106,6 +105,9 @@ class EventRecorder:
     """Records Events of one driver on one node. ``component`` is the driver's name, ``instance`` the node's.
 
     All methods must be called on the event loop; :meth:`warn`, :meth:`warn_claim` and :meth:`inform` return at once.
+
+    Attributes:
+        count_interval: seconds until the count of an Event is written again.
     """
 
     def __init__(self, client: KubeClient, component: str, instance: str, metrics: Metrics) -> None:
@@ -113,6 +115,7 @@ class EventRecorder:
         self._component = component
         self._instance = instance
         self._metrics = metrics
+        self.count_interval = 60.0
         # From the start, because increase() of Prometheus does not see the first value of a series.
         for result in ("written", "failed", "forbidden", "dropped"):
             metrics.inc("events_total", 0, result=result)
@@ -143,11 +146,11 @@ class EventRecorder:
             self._wake.clear()
             now = time.monotonic()
             for event in [t for t in self._events.values() if t.times > t.written and t.not_before <= now]:
-                event.not_before = time.monotonic() + (_COUNT_INTERVAL if await self._write(event) else _RETRY)
+                event.not_before = time.monotonic() + (self.count_interval if await self._write(event) else _RETRY)
             now = time.monotonic()
             due = [t.not_before - now for t in self._events.values() if t.times > t.written]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.05, min([_COUNT_INTERVAL, *due]))):
+                async with asyncio.timeout(max(0.05, min([self.count_interval, *due]))):
                     await self._wake.wait()
 
     # --- queue ----------------------------------------------------------------------------------

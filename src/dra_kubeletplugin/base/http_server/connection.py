@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import SupportsIndex
@@ -17,7 +19,7 @@ from .limits import LIVENESS, READINESS, ClientConnection, Connections, Phase
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
-CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
+_CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
 _READ = 16 * 1024  # bytes of one read
 _WRITE = 32 * 1024  # bytes of a response in the transport's buffer
 _SMALL_CHUNKS = 100  # parts of a body that may be smaller than _CHUNK bytes on average
@@ -37,61 +39,79 @@ class Reader(asyncio.StreamReader):
         super().feed_data(data)
 
 
-class Session:
-    """Reads requests and sends the handler's responses.
+class Session(ClientConnection):
+    """Reads requests of one client and sends the handler's responses.
 
     Args:
-        connection: the entry in ``connections``.
+        peer: the client's address.
         connections: all connections of the server; they share the limits.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        reader: Reader,
-        writer: asyncio.StreamWriter,
-        connection: ClientConnection,
-        connections: Connections,
-    ) -> None:
+    reader: Reader
+    writer: asyncio.StreamWriter
+
+    def __init__(self, handler: Handler, peer: str, connections: Connections[Session]) -> None:
+        super().__init__(peer)
         self.handler = handler
-        self.reader = reader
-        self.writer = writer
-        self.connection = connection
         self.connections, self.limits = connections, connections.limits
         self.is_last = False  # the connection is closed after the current request
         self._between = False
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
-        # drain() returns when the buffer is empty. With high=0, asyncio's TLS would pause at each write.
-        writer.transport.set_write_buffer_limits(high=1)
 
     @property
     def is_between_requests(self) -> bool:
-        return self._between and not self.connection.unread
+        return self._between and not self.unread
 
-    async def serve(self) -> None:
+    async def run(self, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serves an accepted socket, and closes it."""
+        transport = None
+        try:
+            loop = asyncio.get_running_loop()
+            self.reader = Reader(self)
+            protocol = asyncio.StreamReaderProtocol(self.reader)
+            timeout = self.limits.head_timeout if tls else None
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, client, ssl=tls, ssl_handshake_timeout=timeout
+            )
+            self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
+            # drain() returns when the buffer is empty. With high=0, asyncio's TLS would pause at each write.
+            transport.set_write_buffer_limits(high=1)
+            await self._serve_or_refuse()
+        except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
+            pass
+        finally:
+            if transport is not None:
+                if not self.closing:  # the written bytes are sent
+                    self.writer.close()
+                    with contextlib.suppress(Exception, asyncio.CancelledError):
+                        async with asyncio.timeout(_CLOSE_TIMEOUT):
+                            await self.writer.wait_closed()
+                transport.abort()
+
+    async def _serve_or_refuse(self) -> None:
         try:
             await self._serve()
         except RefusedError as e:
             await self._refuse(e.response)
         except asyncio.CancelledError:
-            response, task = self.connection.refusal, asyncio.current_task()
+            response, task = self.refusal, asyncio.current_task()
             if response is None or task is None:
                 raise
-            self.connection.refusal = None
+            self.refusal = None
             task.uncancel()
             await self._refuse(response)
         finally:
-            self.connections.release(self.connection)
+            self.connections.release(self)
 
     async def _refuse(self, response: Response) -> None:
         """Sends the response, then reads until the client closes: an immediate close would reset the connection and lose the response."""
-        self.connections.release(self.connection)
-        self.connection.enter(Phase.UNFINISHED)
+        self.connections.release(self)
+        self.enter(Phase.UNFINISHED)
         self._write(*_head_and_body(response))
         if self.writer.can_write_eof():  # TLS cannot
             self.writer.write_eof()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
                 while await self._read():
                     pass
 
@@ -110,7 +130,7 @@ class Session:
                 response.headers = {**response.headers, "Connection": "close"}
             await self._send(request, response)
             del request, response  # frees their bodies while the connection is idle
-            self.connections.release(self.connection)
+            self.connections.release(self)
             if (
                 self.is_last
                 or self.h11.trailing_data[0]
@@ -122,11 +142,11 @@ class Session:
                 self.h11.start_next_cycle()
             except h11.LocalProtocolError:
                 return
-            self.connection.enter(Phase.IDLE)
+            self.enter(Phase.IDLE)
 
     async def _handle(self, request: Request) -> Response:
         """Calls the handler if fewer requests than the limit are in progress. Liveness probes are always handled."""
-        self.connection.enter(Phase.WORKING)
+        self.enter(Phase.WORKING)
         if request.path == LIVENESS:
             return await self._call(request)
         free = self.connections.readiness_probes if request.path == READINESS else self.connections.requests
@@ -151,7 +171,7 @@ class Session:
 
     async def _read(self) -> bytes:
         data = await self.reader.read(_READ)
-        self.connection.unread = False
+        self.unread = False
         return data
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -170,8 +190,8 @@ class Session:
         async with within(self.limits.idle_timeout):
             self.h11.receive_data(await self._read())
         self._between = False
-        if self.connection.phase is not Phase.UNFINISHED:
-            self.connection.enter(Phase.UNFINISHED)
+        if self.phase is not Phase.UNFINISHED:
+            self.enter(Phase.UNFINISHED)
         async with within(self.limits.head_timeout):
             await self._receive_head()
             head = await self._event()
@@ -190,9 +210,7 @@ class Session:
         for k, v in head.headers:  # the values of a repeated header are joined (RFC 9110, 5.3)
             name, value = k.decode().lower(), v.decode("latin-1")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        return Request(
-            head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
-        )
+        return Request(head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.peer)
 
     async def _receive_head(self) -> None:
         """Receives bytes until a head is complete, and checks its size first: h11 takes long to parse many lines."""
@@ -228,7 +246,7 @@ class Session:
                 raise refusal(413, f"the body is larger than {most} bytes, the limit")
             if chunks > _SMALL_CHUNKS and len(body) < chunks * _CHUNK:
                 raise refusal(400, f"the body was sent in {chunks} parts of less than {_CHUNK} bytes on average")
-            self.connections.hold(self.connection, len(body))
+            self.connections.hold(self, len(body))
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -238,9 +256,9 @@ class Session:
             self._write(head)
             await self._stream(response.stream)
             return
-        self.connections.release(self.connection)  # the request's body
-        self.connection.enter(Phase.RESPONDING)
-        self.connections.hold(self.connection, len(response.body))
+        self.connections.release(self)  # the request's body
+        self.enter(Phase.RESPONDING)
+        self.connections.hold(self, len(response.body))
         async with within(self.limits.send_timeout):
             if request.method == "HEAD":
                 self._write(head, h11.EndOfMessage())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Generic, TypeVar
 
 from .messages import Response, busy
 
@@ -95,33 +96,28 @@ class ClientConnection:
         return self.phase is Phase.RESPONDING or not self.unread
 
 
-class Connections:
+C = TypeVar("C", bound=ClientConnection)
+
+
+class Connections(Generic[C]):
     """All open connections of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._open: set[ClientConnection] = set()
+        self.open = set[C]()
         self.buffered = 0
         """Bytes of bodies and of responses, of all connections."""
         self.readiness_probes = asyncio.Semaphore(limits.requests or _NO_LIMIT)
         self.requests = asyncio.Semaphore(limits.requests or _NO_LIMIT)
 
-    def add(self, connection: ClientConnection) -> None:
-        self._open.add(connection)
-
-    def remove(self, connection: ClientConnection) -> None:
-        """Does nothing for a connection that was removed before."""
-        self.release(connection)
-        self._open.discard(connection)
-
     def ensure_capacity_for(self, new: ClientConnection) -> bool:
         """Closes another connection if there are too many. Returns False if one must be closed, but none can be closed now."""
         limit = self.limits.connections
-        if limit is None or sum(not c.closing for c in self._open) <= limit:
+        if limit is None or sum(not c.closing for c in self.open) <= limit:
             return True
         now = asyncio.get_running_loop().time()
         found = min(
-            ((key, c) for c in self._open if c is not new and (key := _order(c, now))), key=lambda f: f[0], default=None
+            ((key, c) for c in self.open if c is not new and (key := _order(c, now))), key=lambda f: f[0], default=None
         )
         if found is not None:
             self.close(found[1])
@@ -140,7 +136,7 @@ class Connections:
         most = self.limits.buffered_bytes
         while most is not None and self.buffered > most:
             now = asyncio.get_running_loop().time()
-            holders = [c for c in self._open if c.buffered and c.may_be_closed]
+            holders = [c for c in self.open if c.buffered and c.may_be_closed]
             if connection.phase is Phase.RESPONDING:  # a response that is ready is always sent
                 holders = [c for c in holders if c is not connection]
                 if not holders:

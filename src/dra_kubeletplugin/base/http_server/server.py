@@ -13,10 +13,8 @@ import logging
 import socket
 import ssl
 
-import h11
-
-from .connection import CLOSE_TIMEOUT, Reader, Session
-from .limits import PROBES, ClientConnection, Connections, Limits
+from .connection import Session
+from .limits import PROBES, Connections, Limits
 from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
@@ -50,9 +48,8 @@ class HttpServer:
         self._host, self._port = host.strip("[]"), int(port)
         self.tls = tls
         self._limits = limits or Limits()
-        self.connections = Connections(self._limits)
+        self.connections = Connections[Session](self._limits)
         self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
-        self._tasks: dict[asyncio.Task[None], Session | None] = {}
         self._has_warned = False
 
     async def start(self) -> str:
@@ -75,7 +72,10 @@ class HttpServer:
                 await self._finish(grace)
         finally:
             self.drop_connections()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [connection.task for connection in self.connections.open if connection.task]
 
     def _stop_listening(self) -> None:
         for listener, task in self._listeners.items():
@@ -85,18 +85,16 @@ class HttpServer:
         self._listeners.clear()
 
     async def _finish(self, grace: float) -> None:
-        for task, session in self._tasks.items():
-            if session is None:
-                continue
+        for session in self.connections.open:
             session.is_last = True
-            if session.is_between_requests:
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=grace)
+            if session.is_between_requests and session.task:
+                session.task.cancel()
+        if tasks := self._tasks():
+            await asyncio.wait(tasks, timeout=grace)
 
     def drop_connections(self) -> None:
         """Cuts every open connection, as a failing network would."""
-        for task in list(self._tasks):
+        for task in self._tasks():
             task.cancel()
 
     # --- accepting ------------------------------------------------------------------------------------
@@ -122,58 +120,24 @@ class HttpServer:
 
     async def _begin(self, client: socket.socket, peer: str) -> None:
         """Starts to serve a client as soon as the limits allow another connection."""
-        connection = ClientConnection(peer)
+        session = Session(self.handler, peer, self.connections)
         client.setblocking(False)
-        self.connections.add(connection)
+        self.connections.open.add(session)
         try:
-            while not self.connections.ensure_capacity_for(connection):  # noqa: ASYNC110 - whether it may be closed depends on time too
+            while not self.connections.ensure_capacity_for(session):  # noqa: ASYNC110 - whether it may be closed depends on time too
                 await asyncio.sleep(_PAUSE)
         except BaseException:
-            self.connections.remove(connection)
+            self.connections.open.discard(session)
             client.close()
             raise
-        task = connection.task = asyncio.create_task(self._connection(connection, client, self.tls))
-        self._tasks[task] = None
+        task = session.task = asyncio.create_task(session.run(client, self.tls))
 
         def ended(_: object) -> None:
-            self._tasks.pop(task, None)
-            self.connections.remove(connection)
+            self.connections.open.discard(session)
             if task.cancelled():  # before its first step
                 client.close()
 
         task.add_done_callback(ended)
-
-    async def _connection(
-        self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext | None
-    ) -> None:
-        writer = None
-        try:
-            reader = Reader(connection)
-            protocol = asyncio.StreamReaderProtocol(reader)
-            timeout = self._limits.head_timeout if tls else None
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol, client, ssl=tls, ssl_handshake_timeout=timeout
-            )
-            writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
-            session = Session(self.handler, reader, writer, connection, self.connections)
-            self._tasks[connection.task] = session  # type: ignore[index]
-            await session.serve()
-        except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
-            pass
-        finally:
-            self._tasks.pop(connection.task, None)  # type: ignore[arg-type]
-            if writer is not None:
-                await _close(writer, at_once=connection.closing)
-
-
-async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:
-    """Closes a connection. Waits up to two seconds until the written bytes are sent, unless ``at_once``."""
-    if not at_once:
-        writer.close()
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            async with asyncio.timeout(CLOSE_TIMEOUT):
-                await writer.wait_closed()
-    writer.transport.abort()
 
 
 async def _readable(sock: socket.socket) -> None:
