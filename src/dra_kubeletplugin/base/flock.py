@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from .backoff import Backoff
@@ -29,29 +30,27 @@ class _PathLock:
 
     def acquire(self, timeout: float) -> None:
         """Takes the lock. Raises :class:`TimeoutError` after ``timeout`` seconds, and ``OSError``."""
-        deadline, backoff = time.monotonic() + timeout, _backoff()
-        try:
-            while not self.try_acquire():
-                self._check_time(deadline)
-                time.sleep(backoff.next())
-        except BaseException:
-            self.close()
-            raise
+        with contextlib.closing(self._pauses(timeout)) as pauses:
+            for pause in pauses:
+                time.sleep(pause)
 
     async def acquire_async(self, timeout: float) -> None:
         """Takes the lock without blocking the event loop. Raises as :meth:`acquire`."""
-        deadline, backoff = time.monotonic() + timeout, _backoff()
+        with contextlib.closing(self._pauses(timeout)) as pauses:
+            for pause in pauses:
+                await asyncio.sleep(pause)
+
+    def _pauses(self, timeout: float) -> Generator[float]:
+        """Tries to take the lock, and yields the pause after each attempt that failed. Without the lock, closes the file at the end."""
+        deadline, backoff = time.monotonic() + timeout, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         try:
             while not self.try_acquire():
-                self._check_time(deadline)
-                await asyncio.sleep(backoff.next())
-        except BaseException:  # also if the task is cancelled
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.path} is locked")
+                yield backoff.next()
+        except BaseException:  # also if the caller's task is cancelled
             self.close()
             raise
-
-    def _check_time(self, deadline: float) -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{self.path} is locked")
 
     def acquire_at_once(self) -> None:
         """Takes the lock unless a process holds it. Raises as :meth:`acquire`.
@@ -139,10 +138,6 @@ class FileLock(_PathLock):
                 self.path.unlink(missing_ok=True)
         finally:
             self.close()
-
-
-def _backoff() -> Backoff:
-    return Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
 
 def is_locked(path: Path) -> bool:

@@ -9,34 +9,20 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import SupportsIndex
+from collections.abc import AsyncIterator, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from .limits import LIVENESS, READINESS, ClientConnection, Connections, Phase
+from .limits import LIVENESS, READ, READINESS, ClientConnection, Connections, Phase
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
-_READ = 16 * 1024  # bytes of one read
 _WRITE = 32 * 1024  # bytes of a response in the transport's buffer
 _SMALL_CHUNKS = 100  # parts of a body that may be smaller than _CHUNK bytes on average
 _CHUNK = 64
 _END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
-
-
-class Reader(asyncio.StreamReader):
-    """A stream reader that sets ``unread`` of the connection when bytes are received."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        super().__init__(limit=_READ, loop=asyncio.get_running_loop())
-        self._connection = connection
-
-    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        self._connection.unread = True
-        super().feed_data(data)
 
 
 class Session(ClientConnection):
@@ -47,7 +33,6 @@ class Session(ClientConnection):
         connections: all connections of the server; they share the limits.
     """
 
-    reader: Reader
     writer: asyncio.StreamWriter
 
     def __init__(self, handler: Handler, peer: str, connections: Connections[Session]) -> None:
@@ -60,14 +45,13 @@ class Session(ClientConnection):
 
     @property
     def is_between_requests(self) -> bool:
-        return self._between and not self.unread
+        return self._between and not self.reader.unread
 
     async def run(self, client: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serves an accepted socket, and closes it."""
         transport = None
         try:
             loop = asyncio.get_running_loop()
-            self.reader = Reader(self)
             protocol = asyncio.StreamReaderProtocol(self.reader)
             timeout = self.limits.head_timeout if tls else None
             transport, _ = await loop.connect_accepted_socket(
@@ -170,8 +154,8 @@ class Session(ClientConnection):
     # --- reading --------------------------------------------------------------------------------------
 
     async def _read(self) -> bytes:
-        data = await self.reader.read(_READ)
-        self.unread = False
+        data = await self.reader.read(READ)
+        self.reader.unread = False
         return data
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:

@@ -8,13 +8,15 @@ has ``GRACE`` seconds for its request, however many clients connect.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import Generic, SupportsIndex, TypeVar
 
 from .messages import Response, busy
 
 MAX_BODY = 8 * 1024 * 1024
+READ = 16 * 1024  # bytes of one read
 LIVENESS = "/healthz"
 READINESS = "/readyz"
 GRACE = 0.1  # seconds in which a new client is never closed in favour of another
@@ -69,6 +71,19 @@ class Phase(Enum):
     IDLE = auto()  # the response was sent, and no byte of the next request was received
 
 
+class Reader(asyncio.StreamReader):
+    """A stream reader that notes whether it received bytes that the server has not processed yet.
+
+    It does not refer to its connection: in such a cycle, the objects of closed connections would stay in memory.
+    """
+
+    unread = False
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.unread = True
+        super().feed_data(data)
+
+
 class ClientConnection:
     """The state of one open connection, as far as the limits need it.
 
@@ -78,7 +93,7 @@ class ClientConnection:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.unread = False  # bytes were received that the server has not processed yet
+        self.reader = Reader(limit=READ, loop=asyncio.get_running_loop())
         self.buffered = 0  # bytes of the request's body or of the response
         self.task: asyncio.Task[None] | None = None
         self.closing = False
@@ -93,7 +108,7 @@ class ClientConnection:
         """Whether the server waits for the client."""
         if self.closing or self.phase is Phase.WORKING:
             return False
-        return self.phase is Phase.RESPONDING or not self.unread
+        return self.phase is Phase.RESPONDING or not self.reader.unread
 
 
 C = TypeVar("C", bound=ClientConnection)

@@ -16,6 +16,10 @@ from .supervisor import MAX_LINE, LaunchRequest, Request, StateRequest, StopRequ
 _TIMEOUT = 10.0  # seconds of a request, in addition to the time that the request itself may take
 
 
+class _NoSupervisorError(RetryableError):
+    """No process listens at the socket."""
+
+
 class SupervisedRunner:
     """Lets the process supervisor at ``path`` start processes.
 
@@ -26,30 +30,25 @@ class SupervisedRunner:
         self.path = path
 
     def launch(self, command: ProcessCommand) -> Launched:
+        connection = self._connect(_TIMEOUT)
         try:
-            connection = self._connect(_TIMEOUT)
-        except OSError as e:
-            raise self._unavailable(e) from None
-        try:
-            response = self._ask(connection, LaunchRequest(command))
-            if response.process is None:
-                raise RetryableError(f"the process supervisor at {self.path} sent no process")
+            process = self._ask(connection, LaunchRequest(command)).process
+            assert process is not None
         except BaseException:
             connection.close()
             raise
-        return Launched(response.process, connection.detach())  # if the plugin dies, the supervisor ends the process
+        return Launched(process, connection.detach())  # if the plugin dies, the supervisor ends the process
 
     def state(self, process: ProcessIdentity) -> ProcessState:
         try:
-            response = self._request(StateRequest(process), _TIMEOUT)
-        except (FileNotFoundError, ConnectionRefusedError):
+            state = self._request(StateRequest(process), _TIMEOUT).state
+        except _NoSupervisorError:
             return ProcessState(running=False, text="ended together with its process supervisor")
-        if response.state is None:
-            raise RetryableError(f"the process supervisor at {self.path} sent no state")
-        return response.state
+        assert state is not None
+        return state
 
     def stop(self, process: ProcessIdentity, command: ProcessCommand) -> None:
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+        with contextlib.suppress(_NoSupervisorError):
             self._request(StopRequest(process, command), _TIMEOUT + 2 * command.stop_timeout)
 
     def _request(self, request: Request, timeout: float) -> SupervisorResponse:
@@ -58,16 +57,15 @@ class SupervisedRunner:
             return self._ask(connection, request)
 
     def _connect(self, timeout: float) -> socket.socket:
-        """Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if there is no supervisor, else :class:`RetryableError`."""
+        """Raises :class:`RetryableError`; :class:`_NoSupervisorError` if there is no supervisor."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
         try:
             connection.connect(str(self.path))
         except OSError as e:
             connection.close()
-            if isinstance(e, FileNotFoundError | ConnectionRefusedError):
-                raise
-            raise self._unavailable(e) from None
+            is_gone = isinstance(e, FileNotFoundError | ConnectionRefusedError)
+            raise (_NoSupervisorError if is_gone else RetryableError)(self._unavailable(e)) from None
         return connection
 
     def _ask(self, connection: socket.socket, request: Request) -> SupervisorResponse:
@@ -76,10 +74,10 @@ class SupervisedRunner:
             with connection.makefile("rb") as stream:  # the supervisor sends one line for each request
                 response = msgspec.json.decode(stream.readline(MAX_LINE), type=SupervisorResponse)
         except (OSError, ValueError) as e:
-            raise self._unavailable(e) from None
+            raise RetryableError(self._unavailable(e)) from None
         if response.error:
             raise RetryableError(response.error)
         return response
 
-    def _unavailable(self, e: Exception) -> RetryableError:
-        return RetryableError(f"the process supervisor at {self.path} does not respond: {describe(e)}")
+    def _unavailable(self, e: Exception) -> str:
+        return f"the process supervisor at {self.path} does not respond: {describe(e)}"
