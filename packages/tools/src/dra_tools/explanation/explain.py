@@ -22,7 +22,7 @@ from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
 from ..snapshot import KINDS, Snapshot
 from ..usage.usage import text_beside
 from ..waiting_pods import asks, is_reported_in_events, waiting_pods
-from . import cluster_reasons, other_cards
+from . import cluster_reasons, other_cards, rollouts
 from .model import NOT_BLOCKING, ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
 from .node_feasibility import examine_nodes
 from .request_reasons import extended_resources
@@ -176,7 +176,10 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
         known, reasons=(*reasons, *feasibility.reasons), groups=feasibility.groups, changes=feasibility.changes
     )
     known = replace(known, notes=(*feasibility.notes, *_doubled(view, pod)))
-    return conclude(view, pod, known, feasibility)
+    found = conclude(view, pod, known, feasibility)
+    tries = changes and not reasons and can_try(view) and found.state is ExplanationState.WAITS
+    change = rollouts.change_for(view, pod) if tries else None
+    return replace(found, changes=(change, *found.changes)) if change else found
 
 
 def _doubled(view: SchedulerView, pod: PodInfo) -> Iterator[str]:

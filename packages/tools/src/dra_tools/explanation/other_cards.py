@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dra_devkit.scheduling.allocator.pools import DeviceId
-from dra_devkit.scheduling.framework import devices as pod_devices
-from dra_devkit.scheduling.framework import pod_info
-from dra_devkit.scheduling.framework.binding import TIMEOUT
-from dra_devkit.scheduling.framework.cycle import Cycle
 from dra_devkit.scheduling.framework.pod_info import PodInfo
-from dra_devkit.scheduling.framework.status import Rejection, SchedulerError
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.text import join_names
 from dra_kubeletplugin.errors import SharedStepError
@@ -24,6 +19,7 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from ..scheduler_view import SchedulerView
 from . import cluster_reasons
+from .placement import devices_in
 
 _KEY = re.compile(r"the shared step \S+ of (?P<key>.+?) is set up for claim ")
 _Card = tuple[str, str, str]
@@ -70,27 +66,8 @@ def _free_devices(view: SchedulerView, pod: PodInfo, claims: list[JSON], key: st
             if used.isdisjoint(_cards(DeviceId(driver, pool, d["name"]), d, identifying))
         ]
         slices.append({**s, "spec": {**s["spec"], "devices": left}} if "devices" in s["spec"] else s)
-    status = {k: v for k, v in (pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
-    again = {**pod.pod, "spec": {k: v for k, v in pod.pod["spec"].items() if k != "nodeName"}, "status": status}
-    other = SchedulerView(
-        replace(
-            view.snapshot,
-            slices=tuple(slices),
-            pods=tuple(p for p in view.snapshot.pods if p["metadata"]["uid"] != pod.uid),
-            claims=tuple(_open(c) if str(c["metadata"]["uid"]) in own else c for c in view.claims),
-        )
-    )
-    info, cache = pod_info.read(again), other.cache
-    wanted = pod_devices.read(info, cache.claims, cache.classes, cache.extended, TIMEOUT)
-    if isinstance(wanted, Rejection):
-        return None
-    try:
-        nodes = Cycle(info, cache.snapshot(), wanted, other.allocations()).feasible(1)
-    except SchedulerError:
-        return None
-    offer = wanted.offers.get(nodes[0].name) if nodes else None
-    results = offer.results if offer else ()
-    return [f"{r['pool']}/{r['device']}" for a in results for r in a["devices"]["results"]]
+    open_claims = tuple(_open(c) if str(c["metadata"]["uid"]) in own else c for c in view.claims)
+    return devices_in(replace(view.snapshot, slices=tuple(slices), claims=open_claims), pod.pod)
 
 
 def _open(claim: JSON) -> JSON:
