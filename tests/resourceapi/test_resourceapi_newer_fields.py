@@ -129,6 +129,15 @@ async def test_the_notes_name_for_each_device_only_the_gates_of_its_fields() -> 
     ]
 
 
+async def test_an_older_server_that_has_the_gate_and_not_the_field_is_named() -> None:
+    """1.36 has the gate with another field."""
+    on = Features.of("1.36", {Gate.NODE_RESOURCES: True}, implemented=False)
+    async with scripted_api_server(on) as server:
+        device = Device("d", node_resources={"cpu": NodeResource(per_device=2)})
+        status, _ = await published(server, Pool("node", [device, Device("plain")]))
+        assert f"{Gate.NODE_RESOURCES} is off, or Kubernetes is older than 1.37, and" in status.rejected["d"]
+
+
 @pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
 async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> None:
     async with scripted_api_server(Features.of(release)) as server:

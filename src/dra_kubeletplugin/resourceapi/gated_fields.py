@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
-from .fields import FieldRow, fields_of, on_since
+from .fields import ApiField, FieldRow, fields_of, on_since, table
 
 _DEVICE = "spec.devices[]."
 
@@ -45,9 +45,9 @@ class Gate(StrEnum):
 
 @dataclass
 class _Node:
-    """A step of the paths to fields with a gate: the row of the field at this step, if it has a gate, and the next steps."""
+    """A step of the paths to fields with a gate: the field at this step, if it has a gate, and the next steps."""
 
-    row: FieldRow | None = None
+    gated: ApiField | None = None
     steps: dict[str, _Node] = field(default_factory=dict)
 
 
@@ -62,24 +62,24 @@ def _paths() -> _Node:
             node = root
             for step in found.path.removeprefix(_DEVICE).replace("[]", "").split("."):
                 node = node.steps.setdefault(step, _Node())
-            node.row = found.row
+            node.gated = found
     return root
 
 
-def _used(value: Any, node: _Node) -> Iterator[tuple[FieldRow, Any]]:
+def _used(value: Any, node: _Node) -> Iterator[tuple[ApiField, Any]]:
     """Yields each field with a gate that is set, and its value."""
     if isinstance(value, list):
         for item in value:
             yield from _used(item, node)
     elif isinstance(value, dict):
         each = node.steps.get("*")
-        if each and not each.row and all(map(each.steps.keys().isdisjoint, value.values())):
+        if each and not each.gated and all(map(each.steps.keys().isdisjoint, value.values())):
             return  # the usual case of attributes and capacities, of which a device has dozens
         for name, inner in value.items():
             step = each or node.steps.get(name)
             if step is not None:
-                if step.row is not None and inner not in (None, [], {}, ""):
-                    yield step.row, inner
+                if step.gated is not None and inner not in (None, [], {}, ""):
+                    yield step.gated, inner
                 if step.steps:
                     yield from _used(inner, step)
 
@@ -95,7 +95,7 @@ def _without(value: Any, node: _Node, off: Collection[str]) -> Any:
         step = node.steps.get(name) or node.steps.get("*")
         if step is None:
             out[name] = inner
-        elif step.row is None or step.row.gate not in off:
+        elif step.gated is None or step.gated.row.gate not in off:
             kept = _without(inner, step, off) if step.steps else inner
             if kept or not inner:
                 out[name] = kept
@@ -104,7 +104,7 @@ def _without(value: Any, node: _Node, off: Collection[str]) -> Any:
 
 def gates_of(device: ReadOnlyJSON) -> frozenset[str]:
     """Returns the gates that a device, in its JSON form, depends on."""
-    return frozenset(row.gate for row, _ in _used(device, _paths()))
+    return frozenset(gated.row.gate for gated, _ in _used(device, _paths()))
 
 
 @functools.cache
@@ -161,17 +161,26 @@ def removed_fields(device: ReadOnlyJSON, published: ReadOnlyJSON) -> list[str]:
 
 def without(device: ReadOnlyJSON, off: Collection[str]) -> ReadOnlyJSON | str:
     """Returns a device as it is published while the gates ``off`` are off, or why it must not be published."""
-    for row, value in _used(device, _paths()):
+    for gated, value in _used(device, _paths()):
+        row = gated.row
         if row.gate in off and row.refuse:
             for item in value if isinstance(value, list) else [value]:
                 if not row.harmless or any(item.get(name) != value for name, value in row.harmless.items()):
                     reason = row.refuse.format_map(item) if isinstance(item, Mapping) else row.refuse
-                    return f"{is_off(row.gate)}, and {reason}"
+                    return f"{is_off(row.gate, gated.since)}, and {reason}"
     published: ReadOnlyJSON = _without(device, _paths(), off)
     return published
 
 
-def is_off(gate: str) -> str:
-    """Returns the clause that a gate is off, with the release in which it is on by default."""
-    since = on_since(gate)
-    return f"the API server's feature gate {gate}{f' (on by default since Kubernetes {since})' if since else ''} is off"
+def is_off(gate: str, since: str = "") -> str:
+    """Returns the clause that a gate is off, with the release in which it is on by default.
+
+    Args:
+        since: the first release with the field. An older server with the gate drops the field too.
+    """
+    on = on_since(gate)
+    default = f" (on by default since Kubernetes {on})" if on else ""
+    older = (
+        f", or Kubernetes is older than {since}" if since and since != next(iter(table().gates[gate].stages)) else ""
+    )
+    return f"the API server's feature gate {gate}{default} is off{older}"
