@@ -15,6 +15,7 @@ import pytest
 
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.storage import HISTORY
 from dra_devkit.localcluster.cluster import LocalCluster, SecureServing
 from dra_devkit.testing import ClaimSpec, Request
 from dra_devkit.testing.pods import claim, device_class, pod
@@ -170,8 +171,8 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
         if fault is None:
             api.injected_faults.down = True
             api.drop_connections()
-            api.storage.put("deviceclasses.resource.k8s.io", {"metadata": {"name": "x", "uid": "x"}})
-            api.storage._floor = api.storage.version  # simulates a compaction of etcd
+            for _ in range(HISTORY):  # the server forgets the changes before
+                api.storage.put(SLICES.key, next(iter(api.storage.list(SLICES.key))))
             api.injected_faults.down = False
         else:
             fault()

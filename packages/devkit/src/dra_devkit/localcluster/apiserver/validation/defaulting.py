@@ -125,17 +125,15 @@ def _job(obj: JSON) -> None:
     _template(spec)
     if spec.get("completions") is None and spec.get("parallelism") is None:
         spec["completions"] = spec["parallelism"] = 1
-    limit = 6 if spec.get("backoffLimitPerIndex") is None else 2**31 - 1
     for name, value in (
         ("parallelism", 1),
-        ("backoffLimit", limit),
+        ("backoffLimit", 6),
         ("completionMode", "NonIndexed"),
         ("suspend", False),
+        ("podReplacementPolicy", "TerminatingOrFailed"),
     ):
         if spec.get(name) is None:
             spec[name] = value
-    if spec.get("podReplacementPolicy") is None:
-        spec["podReplacementPolicy"] = "TerminatingOrFailed" if not spec.get("podFailurePolicy") else "Failed"
 
 
 def _service(obj: JSON) -> None:
