@@ -27,6 +27,7 @@ from tests.helpers.ports import refusing_port
 from tests.helpers.waiting import wait_until
 from tests.tools.tree import ROOT
 
+SLICES_KEY = "resourceslices.resource.k8s.io"
 SLICE: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceSlice",
@@ -171,8 +172,9 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
         if fault is None:
             api.injected_faults.down = True
             api.drop_connections()
+            [found] = [s for s in api.storage.list(SLICES_KEY) if s["metadata"]["name"] == "s0"]
             for _ in range(HISTORY):  # the server forgets the changes before
-                api.storage.put(SLICES.key, next(iter(api.storage.list(SLICES.key))))
+                api.storage.put(SLICES_KEY, found)
             api.injected_faults.down = False
         else:
             fault()
