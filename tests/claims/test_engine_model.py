@@ -159,10 +159,10 @@ class ModelDriver(Driver):
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for d in claim.devices:
-            await claim.shared_step("power", card_of(d.name))
+            await claim.shared_step(self.setup_power, card_of(d.name))
             await self.effect()
             key = f"{d.name}/{d.share_id}" if d.share_id else d.name
-            await claim.on_undo("release", device=key)
+            await claim.on_undo(self.release, device=key)
             await self.effect()
             self.hardware.lanes[key] = sum(int(n.value) for n in d.consumed_capacity.values())
             holder = self.hardware.holder.setdefault(key, claim.uid)
@@ -173,7 +173,7 @@ class ModelDriver(Driver):
             await self.effect()
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
-    async def undo_release(self, claim: PreparedClaim, device: str) -> None:
+    async def release(self, claim: PreparedClaim, device: str) -> None:
         await self.effect()
         if self.hardware.holder.get(device) == claim.uid:
             del self.hardware.holder[device]
@@ -186,7 +186,7 @@ class ModelDriver(Driver):
                 devices=[
                     PreparedDevice(request="r", pool="node", name=(at := key.partition("/"))[0], share_id=at[2] or None)
                 ],
-                shared_steps=[SharedStep("power", card_of(key))],
+                shared_steps=[SharedStep(self.setup_power, card_of(key))],
             )
             for key, uid in self.hardware.holder.items()
         ]

@@ -99,10 +99,10 @@ async def test_a_prepare_stops_if_another_instance_took_over_its_record(tmp_path
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             prepared = await super().prepare(claim)
             if phase == "step":
-                await claim.on_undo("it")
+                await claim.on_undo(self.it)
             return prepared
 
-        async def undo_it(self, claim: PreparedClaim) -> None:
+        async def it(self, claim: PreparedClaim) -> None:
             pass
 
     api, driver = FakeApiServer(), StepDriver()

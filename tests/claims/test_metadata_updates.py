@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,17 @@ async def test_an_update_from_a_thread_of_the_driver_is_complete_when_the_call_r
                 r.driver.update_metadata("nobody", "net", network_data=ETH)
 
         await asyncio.to_thread(fails)
+
+
+async def test_an_update_that_is_not_awaited_is_logged_with_its_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
+        await r.prepare(claim(r.api))
+        r.driver.update_metadata(UID, "net", network_data=ETH)
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        await wait_until(lambda: f"(claims/test_metadata_updates.py:{line})" in caplog.text)
+        assert "update_metadata() was not awaited: write `await` before it" in caplog.text
 
 
 async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have_different_errors(

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim, SharedStep
+from dra_kubeletplugin import Driver, PreparedClaim, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.recovery import Recovery
 from dra_kubeletplugin.claims.store.records import RECOVER
@@ -29,6 +29,12 @@ class RecoveringDriver(Driver):
     def __init__(self) -> None:
         self.claims: Any = []
         self.calls = 0
+
+    def board(self, claim: PreparedClaim, board: str) -> None: ...
+
+    def setup_firmware(self, card: str, version: str) -> None: ...
+
+    def teardown_firmware(self, card: str, version: str) -> None: ...
 
     async def recover(self) -> list[RecoveredClaim]:
         self.calls += 1
@@ -89,8 +95,8 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
             devices=[device("d-0", data={"n": 1}, share_id="s"), device("d-1")],
             namespace="ns",
             name="c",
-            undo_steps=[("board", {"board": "b-0"})],
-            shared_steps=[SharedStep("firmware", "card-0", {"version": "4.2"})],
+            undo_steps=[(driver.board, {"board": "b-0"})],
+            shared_steps=[SharedStep(driver.setup_firmware, "card-0", {"version": "4.2"})],
         ),
         claim("over", [device("d-2", admin_access=True)]),
         claim("late", [device("d-1")]),
@@ -177,8 +183,8 @@ def invalid_claim(**fields: Any) -> list[RecoveredClaim]:
         (invalid_claim(devices=[object()]), "not a RecoveredClaim with"),
         (invalid_claim(devices=[device(data={"x": {1}})]), "data of d-0.x is of type set"),
         (invalid_claim(undo_steps=5), "not a RecoveredClaim with"),
-        (invalid_claim(undo_steps=[("board", {"x": object()})]), "not a RecoveredClaim with"),
-        (invalid_claim(undo_steps=[(5, {})]), "a name that is not printable text: 5"),
+        (invalid_claim(undo_steps=[("board", {"x": 1})]), "on_undo() got 'board': pass a method of the driver"),
+        (invalid_claim(undo_steps=[(5, {})]), "on_undo() got int: pass a method of the driver"),
         (invalid_claim(devices=[device(share_id=7)]), "a name that is not printable text: 7"),
         (invalid_claim(devices=[device(pool="\n")]), "a name that is not printable text"),
         (invalid_claim(namespace="\ud800"), "a name that is not printable text"),
@@ -214,7 +220,10 @@ class Text(str):
 async def test_names_may_be_of_a_subclass_of_str(store: RecordStore) -> None:
     await pending(store)
     driver = RecoveringDriver()
-    step, shared = (Text("board"), {"slot": Text("3")}), SharedStep(Text("firmware"), Text("card"), {})
+    step, shared = (
+        (driver.board, {"board": Text("3")}),
+        SharedStep(driver.setup_firmware, Text("card"), {"version": Text("1")}),
+    )
     driver.claims = [
         RecoveredClaim(uid=Text("u"), devices=[device(Text("d-0"))], undo_steps=[step], shared_steps=[shared])
     ]

@@ -82,12 +82,12 @@ class CardDriver(Driver):
 
     def prepare(self, claim: Claim) -> Any:
         for d in claim.devices:
-            claim.shared_step("firmware", card_of(d.name), version=self.version)
+            claim.shared_step(self.setup_firmware, card_of(d.name), version=self.version)
             assert self.card.versions[card_of(d.name)] == self.version
-            claim.on_undo("part", device=d.name)
+            claim.on_undo(self.part, device=d.name)
         return [d.prepared() for d in claim.devices]
 
-    def undo_part(self, claim: PreparedClaim, device: str) -> None:
+    def part(self, claim: PreparedClaim, device: str) -> None:
         if claim.same_boot:
             assert card_of(device) in self.card.versions
 
@@ -104,8 +104,8 @@ class CardDriver(Driver):
 class AsyncCardDriver(CardDriver):
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for d in claim.devices:
-            await claim.shared_step("firmware", card_of(d.name), version=self.version)
-            await claim.on_undo("part", device=d.name)
+            await claim.shared_step(self.setup_firmware, card_of(d.name), version=self.version)
+            await claim.on_undo(self.part, device=d.name)
         return [d.prepared() for d in claim.devices]
 
     async def setup_firmware(self, card: str, version: str) -> None:
@@ -150,7 +150,7 @@ class Address(str):
 
 class AddressDriver(CardDriver):
     def prepare(self, claim: Claim) -> Any:
-        claim.shared_step("firmware", Address("card-0"), version=self.version)
+        claim.shared_step(self.setup_firmware, Address("card-0"), version=self.version)
         return [d.prepared() for d in claim.devices]
 
 
@@ -285,18 +285,23 @@ async def test_after_a_reboot_state_is_torn_down_once_before_it_is_set_up_or_aft
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda c: c.shared_step("firmwear", "card-0", version="1"), "Wrong has no method setup_firmwear(key, **data), did you mean"),
-        (lambda c: c.shared_step("firmware", "card-0"), "cannot be called with these parameters: missing a required argument"),
-        (lambda c: c.shared_step("firmware", 7, version="1"), "7 is not the name of a piece of hardware"),
-        (lambda c: c.shared_step(7, "card-0", version="1"), "Wrong has no method setup_7(key, **data)"),
+        (lambda d, c: c.shared_step(d.setup_only, "card-0", version="1"), "Wrong has no method teardown_only(key, **data)"),
+        (lambda d, c: c.shared_step(d.setup_firmware, "card-0"), "cannot be called with these parameters: missing a required argument"),
+        (lambda d, c: c.shared_step(d.setup_firmware, 7, version="1"), "7 is not the name of a piece of hardware"),
+        (lambda d, c: c.shared_step(d.load, "card-0", version="1"), "shared_step(self.load): name the method setup_load"),
+        (lambda d, c: c.shared_step("firmware", "card-0", version="1"), "shared_step() got 'firmware': pass a method of the driver"),
     ],
 )  # fmt: skip
 async def test_a_wrong_call_is_refused_before_any_setup(
-    shared_folder: SharedFolder, call: Callable[[Claim], Any], text: str
+    shared_folder: SharedFolder, call: Callable[[Any, Claim], Any], text: str
 ) -> None:
     class Wrong(CardDriver):
         def prepare(self, claim: Claim) -> Any:
-            call(claim)
+            call(self, claim)
+
+        def setup_only(self, card: str, version: str) -> None: ...
+
+        def load(self, card: str, version: str) -> None: ...
 
     async with shared_folder.instance(Wrong) as manager:
         assert text in await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
@@ -318,7 +323,7 @@ async def test_requests_of_one_claim_whose_parameters_contradict_each_other_are_
         def prepare(self, claim: Claim) -> Any:
             for d in claim.devices:
                 assert isinstance(d.config, FirmwareConfig)
-                claim.shared_step("firmware", "card-0", version=d.config.profile)
+                claim.shared_step(self.setup_firmware, "card-0", version=d.config.profile)
             return [d.prepared() for d in claim.devices]
 
     ref = shared_folder.claim("x", "d-0", "d-1", "d-2")
@@ -349,7 +354,7 @@ async def test_the_lock_of_the_hardware_is_held_around_setup_and_must_not_be_acq
 
         async def prepare(self, claim: Claim) -> Any:
             async with self.hardware_lock("card-0" if place == "prepare" else "a third"):
-                await claim.shared_step("firmware", "card-0", version="1")
+                await claim.shared_step(self.setup_firmware, "card-0", version="1")
 
     async with shared_folder.instance(LockingDriver) as manager:
         text = await error_of(manager.prepare(shared_folder.claim("a", "d-0")))
@@ -432,10 +437,10 @@ async def test_a_step_that_was_not_written_does_not_count_as_set_up(
             if claim.name != "a":
                 return await super().prepare(claim)
             with pytest.raises(DraError, match="the disk is full"):
-                await claim.shared_step("firmware", "card-0", version=self.version)
+                await claim.shared_step(self.setup_firmware, "card-0", version=self.version)
             caught.set()
             await resume.wait()
-            await claim.on_undo("part", device="d-0")
+            await claim.on_undo(self.part, device="d-0")
             written.set()
             return await super().prepare(claim)
 
@@ -474,9 +479,6 @@ async def test_users_are_counted_from_the_notes_after_a_loss_of_the_records(shar
         assert shared_folder.card.take_calls() == ["teardown card-0 4.2"]
 
 
-STEP = SharedStep("firmware", "card-0", {"version": "4.2"})
-
-
 async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_lost_records(
     shared_folder: SharedFolder,
 ) -> None:
@@ -489,7 +491,13 @@ async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_lo
             if not is_readable:
                 raise OSError("the bus does not respond")
             device = PreparedDevice(request="r", pool="node", name="d-0")
-            return [RecoveredClaim(uid="uid-a", devices=[device], shared_steps=[STEP])]
+            return [
+                RecoveredClaim(
+                    uid="uid-a",
+                    devices=[device],
+                    shared_steps=[SharedStep(self.setup_firmware, "card-0", {"version": "4.2"})],
+                )
+            ]
 
     async with shared_folder.instance() as manager:
         await check_success(manager.prepare(b))
@@ -549,12 +557,18 @@ async def test_state_with_an_unfinished_teardown_is_not_restored_as_set_up(
 
 
 @pytest.mark.parametrize(
-    "steps", ["firmware", [("firmware", "card-0")], [SharedStep("firmware", "")], [SharedStep("x", "k", {"a": {1}})]]
+    "steps",
+    [
+        lambda d: "firmware",
+        lambda d: [("firmware", "card-0")],
+        lambda d: [SharedStep(d.setup_firmware, "", {"version": "1"})],
+        lambda d: [SharedStep(d.setup_firmware, "k", {"version": {1}})],
+    ],
 )
 async def test_recovered_shared_steps_are_checked(shared_folder: SharedFolder, steps: Any) -> None:
     class Wrong(CardDriver):
         def recover(self) -> list[RecoveredClaim]:
-            return [RecoveredClaim(uid="u", devices=[], shared_steps=steps)]
+            return [RecoveredClaim(uid="u", devices=[], shared_steps=steps(self))]
 
     async with shared_folder.instance(Wrong) as manager:
         assert any("shared" in fault or "piece of hardware" in fault for fault in await manager.claims.faults())

@@ -52,8 +52,8 @@ class CardDriver(Driver):
         self.card = card
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        await claim.shared_step("power", "card")
-        await claim.on_undo("part")
+        await claim.shared_step(self.setup_power, "card")
+        await claim.on_undo(self.part)
         if self.card.state != "on":
             self.card.errors.append(f"{claim.uid} begins while the card is {self.card.state}")
         self.card.users.add(claim.uid)
@@ -61,7 +61,7 @@ class CardDriver(Driver):
         self.card.fail("prepare")
         return [d.prepared() for d in claim.devices]
 
-    async def undo_part(self, claim: PreparedClaim) -> None:
+    async def part(self, claim: PreparedClaim) -> None:
         self.card.fail("undo")
         if claim.uid in self.card.users and self.card.state != "on":
             self.card.errors.append(f"{claim.uid} ends while the card is {self.card.state}")

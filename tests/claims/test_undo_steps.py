@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import gc
+import inspect
 from typing import Any
 
 import pytest
@@ -34,22 +36,28 @@ class Steps(Driver):
     async def unprepare(self, claim: PreparedClaim) -> None:
         self.record_step("unprepare")
 
-    async def undo_async(self, claim: PreparedClaim, number: int, note: str = "") -> None:
+    async def async_step(self, claim: PreparedClaim, number: int, note: str = "") -> None:
         self.record_step(number)
 
-    def undo_plain(self, claim: PreparedClaim, number: int) -> None:
+    def plain_step(self, claim: PreparedClaim, number: int) -> None:
         self.record_step(number)
 
-    def undo_any(self, claim: PreparedClaim, **data: Any) -> None:
+    def yielding(self, claim: PreparedClaim) -> Any:
+        yield
+
+    def any_step(self, claim: PreparedClaim, **data: Any) -> None:
         self.record_step(data)
 
-    def undo_more(self, claim: PreparedClaim, number: int, **data: Any) -> None:
+    def more_step(self, claim: PreparedClaim, number: int, **data: Any) -> None:
         self.record_step(data)
 
     def record_step(self, step: Any) -> None:
         if step in self.failing:
             raise OSError(f"{step} broke")
         self.undone_steps.append(step)
+
+
+STEPS = Steps()
 
 
 class FakeDisk:
@@ -80,7 +88,7 @@ def claim_of(undo: UndoRecorder) -> Claim:
 
 
 def undo_on(disk: FakeDisk) -> tuple[UndoRecorder, Claim]:
-    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save, no_call, no_call)
+    undo = UndoRecorder(STEPS, asyncio.get_running_loop(), disk.save, no_call, no_call)
     return undo, claim_of(undo)
 
 
@@ -90,15 +98,15 @@ async def settle_and_check(undo: UndoRecorder) -> None:
     undo.check()
 
 
-def entry(number: int, step: str = "async") -> dict[str, Any]:
+def entry(number: int, step: str = "async_step") -> dict[str, Any]:
     return {"step": step, "data": {"number": number}}
 
 
 async def test_an_awaited_step_is_on_disk_and_steps_keep_their_order(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
-    await claim.on_undo("async", number=1)
+    await claim.on_undo(STEPS.async_step, number=1)
     assert disk.saved == [entry(1)]
-    await asyncio.gather(*(claim.on_undo("async", number=n) for n in (2, 3, 4)))
+    await asyncio.gather(*(claim.on_undo(STEPS.async_step, number=n) for n in (2, 3, 4)))
     assert disk.saved == [entry(n) for n in (1, 2, 3, 4)]
     await settle_and_check(undo)
 
@@ -106,15 +114,19 @@ async def test_an_awaited_step_is_on_disk_and_steps_keep_their_order(disk: FakeD
 async def test_a_step_that_is_not_awaited_is_on_disk_at_the_end_of_prepare_and_fails_it(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
     disk.may_continue.clear()
-    claim.on_undo("async", number=1)
+    claim.on_undo(STEPS.async_step, number=1)
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     settle_task = asyncio.create_task(undo.settle())
     await asyncio.sleep(0)
     assert not settle_task.done()
     disk.may_continue.set()
     await settle_task
     assert disk.saved == [entry(1)]
-    with pytest.raises(DriverError, match=r"^claim.on_undo\('async'\) was not awaited: write `await` before it"):
+    with pytest.raises(
+        DriverError, match=r"^claim\.on_undo\(self\.async_step\) was not awaited: write `await` before it"
+    ) as e:
         undo.check()
+    assert str(e.value).endswith(f"(claims/test_undo_steps.py:{line})")
 
 
 @pytest.mark.parametrize("loop", ["none", "its own"])
@@ -123,16 +135,16 @@ async def test_a_thread_s_step_is_on_disk_when_the_call_returns(disk: FakeDisk, 
     saved_at_return: list[Any] = []
 
     def prepare() -> None:
-        claim.on_undo("plain", number=1)
+        claim.on_undo(STEPS.plain_step, number=1)
         saved_at_return.extend(disk.saved)
 
     async def prepare_async() -> None:
-        await claim.on_undo("plain", number=1)
+        await claim.on_undo(STEPS.plain_step, number=1)
         saved_at_return.extend(disk.saved)
 
     async with asyncio.timeout(BOUND):
         await asyncio.to_thread(prepare if loop == "none" else lambda: asyncio.run(prepare_async()))
-    assert saved_at_return == [entry(1, "plain")]
+    assert saved_at_return == [entry(1, "plain_step")]
     await settle_and_check(undo)
 
 
@@ -140,12 +152,12 @@ async def test_plain_code_on_the_thread_of_the_loop_never_waits_for_the_loop(dis
     undo, claim = undo_on(disk)
 
     def register() -> Any:
-        return claim.on_undo("plain", number=1)
+        return claim.on_undo(STEPS.plain_step, number=1)
 
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(lambda: future.set_result(register()))
     await (await asyncio.wait_for(future, BOUND))
-    assert disk.saved == [entry(1, "plain")]
+    assert disk.saved == [entry(1, "plain_step")]
     await settle_and_check(undo)
 
 
@@ -156,14 +168,14 @@ async def test_a_step_that_could_not_be_saved_fails_the_prepare_also_if_the_driv
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     disk.fault = OSError("odd")
     with pytest.raises(DraError, match="an internal error of the plugin: OSError: odd"):
-        await undo_on(disk)[1].on_undo("async", number=1)
+        await undo_on(disk)[1].on_undo(STEPS.async_step, number=1)
     disk.fault = RecordsError("full")
     undo, claim = undo_on(disk)
     with pytest.raises(RecordsError, match="full"):
-        await claim.on_undo("async", number=1)
+        await claim.on_undo(STEPS.async_step, number=1)
     with pytest.raises(RecordsError, match="full"):
-        await Calls()(claim.on_undo, "plain", number=2)
-    claim.on_undo("async", number=3)
+        await Calls()(claim.on_undo, STEPS.plain_step, number=2)
+    claim.on_undo(STEPS.async_step, number=3)
     await undo.settle()
     with pytest.raises(RecordsError, match="full"):
         undo.check()
@@ -177,9 +189,9 @@ async def test_a_step_after_the_end_of_prepare_is_refused_also_in_threads(disk: 
     undo, claim = undo_on(disk)
     await settle_and_check(undo)
     with pytest.raises(DriverError, match="after prepare had ended"):
-        claim.on_undo("async", number=1)
+        claim.on_undo(STEPS.async_step, number=1)
     with pytest.raises(DriverError, match="after prepare had ended"):
-        await Calls()(claim.on_undo, "plain", number=1)
+        await Calls()(claim.on_undo, STEPS.plain_step, number=1)
     assert disk.requests == []
 
 
@@ -189,13 +201,13 @@ def test_a_step_for_a_stopped_plugin_is_an_error_and_does_not_hang() -> None:
 
     claim = asyncio.run(make_claim())
     with pytest.raises(StoppingError):
-        claim.on_undo("plain", number=1)
+        claim.on_undo(STEPS.plain_step, number=1)
 
 
 async def test_a_cancelled_prepare_leaves_its_step_in_the_record_unless_its_save_is_cancelled(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
     disk.may_continue.clear()
-    task = asyncio.create_task(Calls()(claim.on_undo, "async", number=1))
+    task = asyncio.create_task(Calls()(claim.on_undo, STEPS.async_step, number=1))
     while not disk.requests:
         await asyncio.sleep(0)
     task.cancel()
@@ -206,7 +218,7 @@ async def test_a_cancelled_prepare_leaves_its_step_in_the_record_unless_its_save
     assert disk.saved == [entry(1)]
     undo, claim = undo_on(disk)
     disk.may_continue.clear()
-    claim.on_undo("async", number=1)
+    claim.on_undo(STEPS.async_step, number=1)
     undo.cancel()
     with pytest.raises(StoppingError, match="the plugin stopped before it was complete"):
         await settle_and_check(undo)
@@ -217,44 +229,56 @@ class Colour(enum.StrEnum):
 
 
 @pytest.mark.parametrize(
-    ("step", "data", "message"),
+    ("method", "data", "message"),
     [
-        ("asynk", {"number": 1}, r"on_undo\('asynk'\): Steps has no method undo_asynk\(claim, \*\*data\), did you mean 'async'\?"),
-        ("async", {"numbr": 1}, r"Steps.undo_async has no parameter 'numbr', did you mean 'number'\?"),
-        ("async", {}, "cannot be called with these parameters: missing a required argument: 'number'"),
-        ("plain", {"number": 1, "note": ""}, "Steps.undo_plain has no parameter 'note': its parameters are number$"),
-        ("more", {"a": 1}, "cannot be called with these parameters: missing a required argument: 'number'"),
-        ("any", {"claim": 1}, "multiple values for argument 'claim'"),
-        ("any", {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
+        (STEPS.async_step, {"numbr": 1}, r"on_undo\(self.async_step\): Steps.async_step has no parameter 'numbr', did you mean 'number'\?"),
+        (STEPS.async_step, {}, "cannot be called with these parameters: missing a required argument: 'number'"),
+        (STEPS.plain_step, {"number": 1, "note": ""}, "Steps.plain_step has no parameter 'note': its parameters are number$"),
+        (STEPS.more_step, {"a": 1}, "cannot be called with these parameters: missing a required argument: 'number'"),
+        (STEPS.any_step, {"claim": 1}, "multiple values for argument 'claim'"),
+        (STEPS.any_step, {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
+        (STEPS.yielding, {}, "Steps.yielding is a generator: remove `yield`"),
+        ("async_step", {}, r"on_undo\(\) got 'async_step': pass a method of the driver, such as self.unload"),
+        (lambda claim: None, {}, r"on_undo\(\) got .*<lambda>: pass a method of the driver"),
+        (Steps.async_step, {"number": 1}, r"on_undo\(\) got Steps.async_step: pass a method of the driver"),
+        (Steps().async_step, {"number": 1}, r"on_undo\(\) got Steps.async_step: pass a method of the driver"),
+        (functools.partial(STEPS.async_step, number=1), {}, r"on_undo\(\) got partial: pass a method of the driver"),
+        (len, {}, r"on_undo\(\) got len: pass a method of the driver"),
     ],
 )  # fmt: skip
 async def test_a_step_that_could_not_be_run_or_saved_is_refused_at_once(
-    disk: FakeDisk, step: str, data: dict[str, Any], message: str
+    disk: FakeDisk, method: Any, data: dict[str, Any], message: str
 ) -> None:
     undo, claim = undo_on(disk)
-    with pytest.raises(DriverError, match=message) as raised:
-        claim.on_undo(step, **data)
-    assert str(raised.value).startswith(f"on_undo({step!r}): ")
+    with pytest.raises(DriverError, match=message):
+        claim.on_undo(method, **data)
     assert disk.requests == []
+    await settle_and_check(undo)
+
+
+async def test_data_without_names_is_refused_because_a_later_process_passes_it_by_name(disk: FakeDisk) -> None:
+    undo, claim = undo_on(disk)
+    with pytest.raises(DriverError, match=r"on_undo\(\): pass data for the method by keyword"):
+        claim.on_undo(STEPS.plain_step, 1)
     await settle_and_check(undo)
 
 
 async def test_data_is_passed_to_undo_as_plain_json(disk: FakeDisk) -> None:
     undo, claim = undo_on(disk)
-    await claim.on_undo("any", colour=Colour.RED, pair=(1, 2.5, None, True))
-    assert disk.saved == [{"step": "any", "data": {"colour": "red", "pair": [1, 2.5, None, True]}}]
+    await claim.on_undo(STEPS.any_step, colour=Colour.RED, pair=(1, 2.5, None, True))
+    assert disk.saved == [{"step": "any_step", "data": {"colour": "red", "pair": [1, 2.5, None, True]}}]
     await settle_and_check(undo)
 
 
 async def test_all_steps_are_undone_newest_first_and_all_failures_are_raised_at_the_end() -> None:
     driver = Steps()
-    steps = [entry(1), entry(2, "plain"), entry(3)]
+    steps = [entry(1), entry(2, "plain_step"), entry(3)]
     await run_undo(driver, Calls(), steps, CLAIM, no_call)
     assert driver.undone_steps == ["unprepare", 3, 2, 1]
     driver = Steps()
     driver.failing = {"unprepare", 2}
     with pytest.raises(
-        DriverFailedError, match=r"^unprepare failed: .*unprepare broke.*; undo step plain failed: .*2 broke"
+        DriverFailedError, match=r"^unprepare failed: .*unprepare broke.*; undo step plain_step failed: .*2 broke"
     ):
         await run_undo(driver, Calls(), steps, CLAIM, no_call)
     assert driver.undone_steps == [3, 1]
@@ -272,9 +296,9 @@ async def test_steps_that_only_the_shutdown_prevents_are_no_failure_of_the_drive
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ({"step": "old", "data": {}}, "an undo step of an older version .* Steps has no method undo_old"),
+        ({"step": "old", "data": {}}, "an undo step of an older version .* Steps has no method old"),
         (
-            {"step": "plain", "data": {"nummer": 1}},
+            {"step": "plain_step", "data": {"nummer": 1}},
             "an older version .* has no parameter 'nummer', did you mean 'number'",
         ),
     ],
@@ -291,4 +315,4 @@ async def test_a_step_of_an_older_version_without_a_method_is_reported_and_the_o
 def test_a_claim_without_its_plugin_reports_that_it_has_no_record() -> None:
     claim = Claim(namespace="ns", name="n", uid="u", devices=())
     with pytest.raises(DriverError, match="created directly"):
-        claim.on_undo("x")
+        claim.on_undo(STEPS.any_step)

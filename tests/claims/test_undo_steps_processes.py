@@ -32,14 +32,14 @@ class Stepwise(Driver):
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         cls = type(self)
         for i in (1, 2, 3):
-            registered = claim.on_undo("step", number=i)
+            registered = claim.on_undo(self.step, number=i)
             if not cls.is_await_missing:
                 await registered
             if i == cls.fail_at:
                 raise OSError(f"step {i} broke")
         return [d.prepared() for d in claim.devices]
 
-    async def undo_step(self, claim: PreparedClaim, number: int) -> None:
+    async def step(self, claim: PreparedClaim, number: int) -> None:
         cls = type(self)
         cls.undone_steps.append(str(number))
 

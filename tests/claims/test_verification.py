@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.verification import Verifier
-from dra_kubeletplugin.driver.claim import EncodedClaim
+from dra_kubeletplugin.driver.encoded_claim import EncodedClaim
 from dra_kubeletplugin.errors import ApiUnavailableError, ClaimError, DeviceGoneError, DraError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError

@@ -27,10 +27,10 @@ class Gpu(Driver):
         return [Device(f"gpu-{i}", attributes={"model": "A1"}) for i in range(2)]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        claim.on_undo("power_off", device="gpu-0")
+        claim.on_undo(self.power_off, device="gpu-0")
         return [d.prepared(ContainerEdits(env={"GPU": d.name})) for d in claim.devices]
 
-    def undo_power_off(self, claim: Claim, device: str) -> None:
+    def power_off(self, claim: Claim, device: str) -> None:
         pass
 
 

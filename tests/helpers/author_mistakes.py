@@ -139,7 +139,9 @@ def prepare_result(name: str, returned: str, *expected: str) -> Mistake:
 
 
 def undo(name: str, call: str, *expected: str) -> Mistake:
-    body = f"async def prepare(self, claim):\n    {call}{MARK}\n    return []\n\nasync def undo_close(self, claim, port): ..."
+    body = (
+        f"async def prepare(self, claim):\n    {call}{MARK}\n    return []\n\nasync def close(self, claim, port): ..."
+    )
     return Mistake(name, body, expected)
 
 
@@ -184,7 +186,6 @@ CLASSES = [
     cls("a static method with self", "@staticmethod\ndef prepare(self, claim): return []", "Acme.prepare is staticmethod, not a method: write `def prepare(self, claim)`"),
     cls("a generator", "def devices(self):\n    yield Device('d-0')", "Acme.devices is a generator: return a list in place of each `yield`"),
     cls("an asynchronous generator", "async def prepare(self, claim):\n    yield 1", "Acme.prepare is a generator: return a list"),
-    cls("a step that is a generator", "def undo_close(self, claim):\n    yield", "Acme.undo_close is a generator"),
     cls("a method of the framework", "hardware_lock = None", "Acme.hardware_lock is a method of the framework"),
     Mistake("a plain class", "config = C", ("Acme.config is <class 'driver_acme_driver.C'>: set it to a subclass of Config",), "class C:\n    port: int = 1\n\n\n"),
     config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, so it would become a parameter, but Config itself uses this name: write it without a type"),
@@ -245,10 +246,11 @@ PREPARE = [
     prepare_result("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
     prepare_result("devices", "claim.devices", "a list with AllocatedDevice, not PreparedDevice: return device.prepared(...)"),
     prepare_result("nothing", "[]", "prepare returned no entry for device d-0"),
-    undo("a misspelled step", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
-    undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
-    undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
-    cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "claim.on_undo('close') was not awaited: write `await` before it"),
+    undo("a name", "await claim.on_undo('close', port=1)", "on_undo() got 'close': pass a method of the driver, such as self.unload"),
+    undo("a lambda", "await claim.on_undo(lambda claim, port: None, port=1)", "<lambda>: pass a method of the driver, such as self.unload"),
+    undo("a parameter", "await claim.on_undo(self.close, prot=1)", "Acme.close has no parameter 'prot', did you mean 'port'?"),
+    undo("no near parameter", "await claim.on_undo(self.close, a=1)", "has no parameter 'a': its parameters are port"),
+    cls("an await", "async def prepare(self, claim):\n    claim.on_undo(self.close)  # here\n    return [d.prepared() for d in claim.devices]\n\nasync def close(self, claim): ...", "claim.on_undo(self.close) was not awaited: write `await` before it"),
     prepare_result("a missing node", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
     prepare_result("a mount of a missing path", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
 ]  # fmt: skip

@@ -67,12 +67,12 @@ class Nimbus(Driver):
         fn = self.host.function(address)
         if fn is None:
             raise RetryableError(f"{address} is not there any more")
-        claim.shared_step("firmware", address, version=self.firmware)
+        claim.shared_step(self.setup_firmware, address, version=self.firmware)
         slots = [part.slots.start, part.slots.stop]
-        claim.on_undo("cut", address=address, slots=slots)
+        claim.on_undo(self.cut, address=address, slots=slots)
         return device.prepared(ContainerEdits(device_nodes=fn.nodes("nimbus"), env={"NIMBUS_SLOTS": str(slots)}))
 
-    def undo_cut(self, claim: PreparedClaim, address: str, slots: list[int]) -> None:
+    def cut(self, claim: PreparedClaim, address: str, slots: list[int]) -> None:
         """Frees the slots; the firmware does it when the process ends."""
 
     def setup_firmware(self, address: str, version: str) -> None:

@@ -271,8 +271,8 @@ class Engine:
                 raise
             finally:
                 await undo.settle()
+            undo.check()
             with reading_result(driver.prepare):
-                undo.check()
                 metadata = self.files.metadata if driver.metadata else None
                 add_prepared(record, claim, prepared, self.files.specs, driver.host, metadata)
             if not driver.metadata and any(p.metadata for p in prepared) and self._logged.is_new("unused metadata"):

@@ -11,17 +11,15 @@ from ..cdi.directory import is_uid
 from ..driver import Driver, RecoveredClaim
 from ..driver.calls import Calls
 from ..driver.data import plain_json
-from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, describe, printable
 from .record import Record, State, allocated_json
 from .store.records import RECOVER, HeldByError, Records
 from .store.store import RecordStore
 from .transitions import ENDED
+from .undo_steps import shared_entry, undo_entry
 
 log = logging.getLogger(__name__)
-_SHAPE = (
-    "a RecoveredClaim with devices of PreparedDevice, shared_steps of SharedStep, and undo_steps of a name and data"
-)
+_SHAPE = "a RecoveredClaim with devices of PreparedDevice, shared_steps of SharedStep, and undo_steps of a method and its data"
 _UNKNOWN = "so the plugin does not know which hardware is in use"
 
 
@@ -64,7 +62,7 @@ class Recovery:
                 if not isinstance(claims, list | tuple | None):
                     name = printable(type(claims).__name__)
                     raise DriverError(f"recover() returned {name}, not a list of RecoveredClaim")
-                found = [_record(claim, self.boot_id) for claim in claims or ()]
+                found = [_record(self.driver, claim, self.boot_id) for claim in claims or ()]
             except DraError as e:
                 self._fail(f"recover() of the driver failed, {_UNKNOWN}: {e}")
                 return False
@@ -123,7 +121,7 @@ class Recovery:
         return sentences
 
 
-def _record(claim: RecoveredClaim, boot_id: str) -> Record:
+def _record(driver: Driver, claim: RecoveredClaim, boot_id: str) -> Record:
     """Returns the record of a claim. Raises :class:`DriverError` if the record cannot be written and read back."""
     shown = f"recover() returned {printable(type(claim).__name__)} (UID {printable(getattr(claim, 'uid', '?'))})"
     try:
@@ -133,22 +131,11 @@ def _record(claim: RecoveredClaim, boot_id: str) -> Record:
             names += [device.request, device.pool, device.name, device.share_id or ""]
             data = {} if device.data is None else {"data": plain_json(device.data, f"data of {device.name}")}
             devices.append(allocated_json(device) | data)
-        undo = [
-            {"step": step, "data": plain_json(dict(data), f"data of undo step {step}")}
-            for step, data in claim.undo_steps or ()
-        ]
-        shared = [
-            {
-                "step": s.step,
-                "key": check_key(s.key),
-                "data": plain_json(dict(s.data), f"data of shared step {s.step}"),
-                "ready": True,
-            }
-            for s in claim.shared_steps or ()
-        ]
+        undo = [undo_entry(driver, method, data) for method, data in claim.undo_steps or ()]
+        shared = [shared_entry(driver, s.setup, s.key, s.data) | {"ready": True} for s in claim.shared_steps or ()]
     except (AttributeError, TypeError, ValueError) as e:
         raise DriverError(f"{shown}, which is not {_SHAPE}: {describe(e)}") from None
-    for name in [*names, *(step["step"] for step in (*undo, *shared))]:
+    for name in names:
         if not isinstance(name, str) or not name.isprintable():
             raise DriverError(f"{shown} with a name that is not printable text: {printable(name)}")
     if not claim.uid or not all(d["device"] for d in devices):

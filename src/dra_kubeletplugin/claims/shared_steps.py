@@ -34,7 +34,7 @@ from ..errors import (
 from .record import Record
 from .store.records import RECOVER, Records
 from .store.store import Mode, Operation, RecordStore
-from .undo_steps import mismatch, run_all
+from .undo_steps import mismatch, run_all, setup_name, teardown_name
 
 log = logging.getLogger(__name__)
 Entry = dict[str, Any]  # as it is recorded: {"step": name, "key": text, "data": {...}, "ready": bool}
@@ -123,8 +123,8 @@ class SharedSteps:
             if to_undo is None:
                 return
             for unfinished in to_undo:
-                await self._call("teardown", unfinished)
-            await self._call("setup", entry)
+                await self._call(teardown_name(step), unfinished)
+            await self._call(setup_name(step), entry)
             await self._write(record, entry, lambda rs: self._put(rs, record, entry, {**entry, "ready": True}))
             log.info("set up shared step: %s of %s", step, key)
 
@@ -161,7 +161,7 @@ class SharedSteps:
 
         async with self._locked(entry["key"]):
             if await self._write(record, entry, leave):
-                await self._call("teardown", entry)
+                await self._call(teardown_name(entry["step"]), entry)
                 await self._write(record, entry, lambda rs: self._put(rs, record, entry, None))
                 log.info("tore down shared step: %s of %s", entry["step"], entry["key"])
 
@@ -213,10 +213,10 @@ class SharedSteps:
                 f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
             )
 
-    async def _call(self, kind: str, entry: Entry) -> None:
-        if fault := mismatch(self.driver, kind, entry["step"], entry["data"]):
+    async def _call(self, method: str, entry: Entry) -> None:
+        if fault := mismatch(self.driver, method, "key", entry["data"]):
             raise DriverError(f"a shared step of another version of the driver cannot be run: {fault}")
-        await self.calls(getattr(self.driver, f"{kind}_{entry['step']}"), entry["key"], **entry["data"])
+        await self.calls(getattr(self.driver, method), entry["key"], **entry["data"])
 
     @contextlib.asynccontextmanager
     async def _locked(self, key: str) -> AsyncIterator[None]:

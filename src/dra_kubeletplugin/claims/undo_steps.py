@@ -10,25 +10,32 @@ import concurrent.futures
 import contextlib
 import functools
 import inspect
+import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from types import MethodType
+from typing import Any, TypeVar, cast
 
+from ..base.json_types import JSONValue
 from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
 from ..driver.attachment import overrides
 from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
+from ..driver.diagnostics.author_errors import calling_place
 from ..driver.hardware_lock import check_key
 from ..driver.process import ProcessSpec
-from ..errors import DraError, DriverError, DriverFailedError, StoppingError, printable
+from ..errors import DraError, DriverError, DriverFailedError, StoppingError, printable, shown
 from .inflight import as_dra_error
 from .processes import STEP as PROCESS
 from .processes import RecordUndoStep
 from .record import Record
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+_SETUP = "setup_"
 Share = Callable[[str, str, Mapping[str, Any]], Awaitable[None]]  # step, key, data
 StartProcess = Callable[[ProcessSpec, RecordUndoStep], Awaitable[None]]
 
@@ -36,12 +43,14 @@ StartProcess = Callable[[ProcessSpec, RecordUndoStep], Awaitable[None]]
 class CallOnLoop(Awaitable[T]):
     """Work for a driver on the plugin's event loop. It continues without ``await``, but only ``await`` ensures that it has ended.
 
-    It can be created and awaited on any thread. ``call`` is the driver's call in messages.
+    It can be created and awaited on any thread. ``call`` is the driver's call in messages. A call that is never awaited is logged with its
+    line, unless :meth:`missing_await` was read.
     """
 
     def __init__(self, call: str, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
         self.awaited = False
+        self.place = calling_place(sys._getframe(1))
         try:
             self.future = asyncio.run_coroutine_threadsafe(work, loop)
         except RuntimeError:
@@ -55,6 +64,16 @@ class CallOnLoop(Awaitable[T]):
             with contextlib.suppress(Exception):
                 yield from asyncio.shield(asyncio.wrap_future(self.future)).__await__()
         return self.result()
+
+    def missing_await(self) -> str:
+        """Returns what to do about a missing ``await``; empty if the work was awaited."""
+        missing, self.awaited = not self.awaited, True
+        where = f" ({self.place})" if self.place else ""
+        return f"{self.call} was not awaited: write `await` before it{where}" if missing else ""
+
+    def __del__(self) -> None:
+        if hasattr(self, "future") and (missing := self.missing_await()):
+            log.error("a call in an async method: %s", missing)
 
     def wait(self, seconds: float | None = None) -> None:
         """Blocks until the work has ended. Raises as :meth:`result`. The loop's own thread must not call it."""
@@ -95,33 +114,19 @@ class UndoRecorder(UndoRegistrar):
         self._calls: list[CallOnLoop[None]] = []
         self._closed = False
 
-    def register(self, step: str, data: Mapping[str, Any]) -> Awaitable[None]:
-        call = f"on_undo({step!r})"
-        entry = self._entry(call, step, data, ("undo",))
-        return self._begin(call, lambda: self._save(entry))
+    def register(self, method: Callable[..., object], data: Mapping[str, Any]) -> Awaitable[None]:
+        entry = undo_entry(self._driver, method, data)
+        return self._begin(f"claim.on_undo(self.{entry['step']})", lambda: self._save(entry))
 
-    def share(self, step: str, key: str, data: Mapping[str, Any]) -> Awaitable[None]:
-        call = f"shared_step({step!r})"
-        entry = self._entry(call, step, data, ("setup", "teardown"))
-        key = check_key(key)
-        return self._begin(call, lambda: self._share(entry["step"], key, entry["data"]))
+    def share(self, setup: Callable[..., object], key: str, data: Mapping[str, Any]) -> Awaitable[None]:
+        entry = shared_entry(self._driver, setup, key, data)
+        call = f"claim.shared_step(self.{setup_name(entry['step'])})"
+        return self._begin(call, lambda: self._share(entry["step"], entry["key"], entry["data"]))
 
     def start(self, process: ProcessSpec) -> Awaitable[None]:
         if any(call.call == process.call for call in self._calls):
             raise DriverError(f"{process.call}: the claim has a process of this name")
         return self._begin(process.call, lambda: self._start(process, self._save))
-
-    def _entry(self, call: str, step: str, data: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
-        """Returns the step as it is recorded. Raises :class:`DriverError` for a step that could not be run or stored."""
-        # An instance of a subclass of str, such as an Enum, could not be stored.
-        step = str.__str__(step) if isinstance(step, str) else str(step)
-        for method in methods:
-            if fault := mismatch(self._driver, method, step, data):
-                raise DriverError(f"{call}: {fault}")
-        try:
-            return {"step": step, "data": plain_json(dict(data))}
-        except ValueError as e:
-            raise DriverError(f"{call}: {e}") from None
 
     def _begin(self, call: str, work: Callable[[], Awaitable[None]]) -> Awaitable[None]:
         """Starts ``work`` on the loop. Outside the loop's thread, waits for its end."""
@@ -165,10 +170,8 @@ class UndoRecorder(UndoRegistrar):
         for call in self._calls:
             call.result()
         for call in self._calls:
-            if not call.awaited:
-                raise DriverError(
-                    f"claim.{call.call} was not awaited: write `await` before it, or the hardware may be changed before the step is on disk"
-                )
+            if missing := call.missing_await():
+                raise DriverError(missing)
 
 
 def has_undo(driver: Driver, record: Record) -> bool:
@@ -195,9 +198,9 @@ async def run_undo(
         if name == PROCESS:
             await end_process(data)
             return
-        if fault := mismatch(driver, "undo", name, data):
+        if fault := mismatch(driver, name, "claim", data):
             raise DriverError(f"an undo step of an older version of the driver cannot be run: {fault}")
-        await calls(getattr(driver, f"undo_{name}"), claim, **data)
+        await calls(getattr(driver, name), claim, **data)
 
     jobs = [(f"undo step {printable(s['step'])}", functools.partial(undo, s)) for s in reversed(steps)]
     if type(driver).unprepare is Driver.unprepare:  # the default method does nothing, so it needs no thread
@@ -223,14 +226,71 @@ async def run_all(jobs: Sequence[tuple[str, Callable[[], Awaitable[object]]]]) -
         raise DriverFailedError("; ".join(f"{name} failed: {error}" for name, error in failures))
 
 
-def mismatch(driver: Driver, kind: str, step: str, data: Mapping[str, Any]) -> str:
-    """Returns why ``<kind>_<step>(first, **data)`` cannot be called; empty if it can. ``kind`` is undo, setup or teardown."""
-    name, cls = f"{kind}_{step}", printable(type(driver).__name__)
+def undo_entry(driver: Driver, method: Callable[..., object], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an undo step as it is recorded. Raises :class:`DriverError` for a step that could not be run or stored."""
+    step = _method_name(driver, "on_undo()", method)
+    return {"step": step, "data": _stored(driver, f"on_undo(self.{step})", (step,), "claim", data)}
+
+
+def shared_entry(driver: Driver, setup: Callable[..., object], key: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a shared step as it is recorded, like :func:`undo_entry`."""
+    name = _method_name(driver, "shared_step()", setup)
+    step = name.removeprefix(_SETUP)
+    if not step or step == name:
+        raise DriverError(
+            f"shared_step(self.{name}): name the method setup_{name}, and its reversal teardown_{name}: records contain the name {name}"
+        )
+    call = f"shared_step(self.{name})"
+    return {
+        "step": step,
+        "key": check_key(key),
+        "data": _stored(driver, call, (name, teardown_name(step)), "key", data),
+    }
+
+
+def setup_name(step: str) -> str:
+    """Returns the name of the method that sets a shared step up."""
+    return f"{_SETUP}{step}"
+
+
+def teardown_name(step: str) -> str:
+    """Returns the name of the method that tears a shared step down."""
+    return f"teardown_{step}"
+
+
+def _method_name(driver: Driver, call: str, method: object) -> str:
+    """Returns the name that leads a later process to the same method. Raises :class:`DriverError` if no name does."""
+    name = getattr(method, "__name__", "")
+    if not (isinstance(method, MethodType) and method.__self__ is driver and getattr(driver, name, None) == method):
+        given = shown(method) if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
+        raise DriverError(
+            f"{call} got {printable(given)}: pass a method of the driver, such as self.unload, because a later process finds it by name"
+        )
+    return name
+
+
+def _stored(
+    driver: Driver, call: str, methods: Sequence[str], first: str, data: Mapping[str, Any]
+) -> Mapping[str, JSONValue]:
+    """Returns the data as JSON. Raises :class:`DriverError` if it is none, or if a method does not accept it."""
+    for method in methods:
+        if fault := mismatch(driver, method, first, data):
+            raise DriverError(f"{call}: {fault}")
+    try:
+        return cast("Mapping[str, JSONValue]", plain_json(dict(data)))
+    except ValueError as e:
+        raise DriverError(f"{call}: {e}") from None
+
+
+def mismatch(driver: Driver, name: str, first: str, data: Mapping[str, Any]) -> str:
+    """Returns why the driver's method ``<name>(first, **data)`` cannot be called; empty if it can."""
+    cls = printable(type(driver).__name__)
     method = getattr(driver, name, None)
     if not callable(method):
-        known = [n.removeprefix(f"{kind}_") for n in dir(type(driver)) if n.startswith(f"{kind}_")]
-        first = "claim" if kind == "undo" else "key"
-        return f"{cls} has no method {printable(name)}({first}, **data)" + did_you_mean(step, known)
+        near = did_you_mean(name, [n for n in dir(type(driver)) if n not in dir(Driver)])
+        return f"{cls} has no method {printable(name)}({first}, **data){near}"
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        return f"{cls}.{name} is a generator: remove `yield`"
     signature = inspect.signature(method)
     try:
         signature.bind(None, **data)

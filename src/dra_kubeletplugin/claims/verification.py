@@ -15,9 +15,9 @@ from ..base.json_types import JSON
 from ..base.threads import in_own_thread
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice, Driver
-from ..driver.claim import EncodedClaim
 from ..driver.config.resolution import Resolver
 from ..driver.diagnostics.author_errors import without_frames
+from ..driver.encoded_claim import EncodedClaim
 from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Concatenate, ParamSpec
 
 from ..base.json_types import JSONValue
 from ..cdi import ContainerEdits
 from ..errors import DriverError
 from ..resourceapi.amounts import Amount, Capacity
-from ..resourceapi.conversion import GROUP, convert
-from ..resourceapi.encoded import from_json
 from ..resourceapi.quantity import Quantity
 from ..resourceapi.types import Attribute, Device
 from .config.model import Config
+from .encoded_claim import EncodedClaim
 from .process import ProcessSpec, Ready
 from .status import DeviceStatus, ReportedStatus, ReportStatus, report_nothing
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,48 +126,20 @@ class UndoRegistrar:
     method returns only when the step is saved or the process is ready, so there is nothing to await.
     """
 
-    def register(self, step: str, data: Mapping[str, JSONValue]) -> Awaitable[None]:
+    def register(self, method: Callable[..., object], data: Mapping[str, Any]) -> Awaitable[None]:
         raise DriverError(
-            f"on_undo({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
+            "on_undo() needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
 
-    def share(self, step: str, key: str, data: Mapping[str, JSONValue]) -> Awaitable[None]:
+    def share(self, setup: Callable[..., object], key: str, data: Mapping[str, Any]) -> Awaitable[None]:
         raise DriverError(
-            f"shared_step({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
+            "shared_step() needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
 
     def start(self, process: ProcessSpec) -> Awaitable[None]:
         raise DriverError(
             f"{process.call} needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
-
-
-@dataclass(frozen=True)
-class EncodedClaim:
-    """A ResourceClaim as the API server sent it in a version of resource.k8s.io, not yet decoded.
-
-    Few drivers read the object, and a claim of 1 MB takes up to 30 MB when decoded.
-    """
-
-    body: bytes
-    version: str = "v1"
-
-    def decoded(self) -> dict[str, Any]:
-        """Returns the object in resource.k8s.io/v1 form."""
-        found = {**from_json(self.body), "apiVersion": f"{GROUP}/{self.version}", "kind": "ResourceClaim"}
-        return found if self.version == "v1" else convert(found, "v1")
-
-    def annotations(self) -> Mapping[str, str]:
-        found: _WithAnnotations = from_json(self.body, _WithAnnotations)
-        return found.metadata.annotations or {}
-
-
-class _Annotations(msgspec.Struct):
-    annotations: dict[str, str] | None = None
-
-
-class _WithAnnotations(msgspec.Struct):
-    metadata: _Annotations
 
 
 class _DecodedWhenRead:
@@ -258,38 +229,55 @@ class Claim:
             )
         return self._status((device.pool, device.name, device.share_id or ""), status)
 
-    def on_undo(self, step: str, /, **data: JSONValue) -> Awaitable[None]:
-        """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.
+    def on_undo(
+        self,
+        method: Callable[Concatenate[PreparedClaim, P], Awaitable[None] | None],
+        /,
+        *no_args: P.args,
+        **data: P.kwargs,
+    ) -> Awaitable[None]:
+        """Registers how to undo the next step, such as ``claim.on_undo(self.unload, address=address)``.
 
-        To undo the step, the framework later calls the driver's method ``undo_<step>(claim, **data)``. It does so when prepare fails,
-        when the process dies during prepare and another process takes over, and at unprepare. It always calls ``unprepare`` first, then
-        the undo steps, the newest first. The argument ``claim`` is a :class:`PreparedClaim`.
+        Call it *before* you take the step, within ``prepare``. To undo the step, the framework later calls
+        ``unload(claim, address=address)``, with a :class:`PreparedClaim`. It does so when prepare fails, when the process dies during
+        prepare and another process takes over, and at unprepare. It always calls ``unprepare`` first, then the undo steps, the newest
+        first.
 
-        The undo method must be idempotent. It may run for a step that you registered but never took, and again after success. If it
-        raises, the framework still runs the other undo steps, and later calls ``unprepare`` and all undo steps again.
+        The method must be idempotent. It may run for a step that you registered but never took, and again after success. If it
+        raises, the framework still runs the other undo steps, and later calls ``unprepare`` and all undo steps again. A later process
+        finds the method by its name in the claim's record, so keep the old name of a renamed method too: ``old_name = new_name``.
 
         In ``async def prepare``, await the result; the step is on disk afterwards. In a plain ``prepare``, or in a thread of the
         driver, the step is on disk when the call returns. It costs one synced write, about a millisecond. If you forget the ``await``,
-        the undo step is still saved, but prepare fails and is rolled back: you may have taken the step before it was saved.
+        the undo step is still saved, but prepare fails with an error that names the line: you may have taken the step before it was saved.
 
         Args:
-            step: name of the step; the driver must have the method ``undo_<step>``.
-            data: arguments for that method: JSON of at most 64 KiB.
+            method: a method of the driver, ``def`` or ``async def``.
+            data: arguments for that method, by keyword: JSON of at most 64 KiB.
 
         Raises:
-            DriverError: the method is missing or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
+            DriverError: ``method`` is not a method of the driver or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
             DraError: the step cannot be saved. Do not take it then.
         """
-        return self._undo.register(step, data)
+        _only_keywords("on_undo", no_args)
+        return self._undo.register(method, data)
 
-    def shared_step(self, step: str, key: str, /, **data: JSONValue) -> Awaitable[None]:
+    def shared_step(
+        self,
+        setup: Callable[Concatenate[str, P], Awaitable[None] | None],
+        key: str,
+        /,
+        *no_args: P.args,
+        **data: P.kwargs,
+    ) -> Awaitable[None]:
         """Makes this claim a user of hardware state that several claims share: firmware, a mode of a card, virtual functions.
 
-        The first claim that calls it with ``step`` and ``key`` sets the state up: the framework calls the driver's method
-        ``setup_<step>(key, **data)``. Later claims wait until this method has returned, and do not call it. After the last of these
-        claims was unprepared, the framework calls ``teardown_<step>(key, **data)``. It calls ``unprepare`` and all undo steps of that
-        claim first. Both methods run with the :meth:`Driver.hardware_lock` of ``key``, so they never overlap for one ``key``, also in
-        both instances of a rolling update.
+        The driver has two methods for each such state, ``setup_<step>(key, **data)`` and ``teardown_<step>(key, **data)``. You pass the
+        first: ``claim.shared_step(self.setup_firmware, "0000:17:00.0", version="4.2")``. For the first claim that uses a key, the
+        framework calls it. Later claims wait until this method has returned, and do not call it. After the last of these claims was
+        unprepared, the framework calls the second. It calls ``unprepare`` and all undo steps of that claim first. Both methods run
+        with the :meth:`Driver.hardware_lock` of ``key``, so they never overlap for one ``key``, also in both instances of a rolling
+        update.
 
         Call it within ``prepare``, before your own steps on this hardware. When it returns, the state is set up and stays so until the
         claim is unprepared. In ``async def prepare``, await the result. A repeated call for the same claim has no effect.
@@ -310,17 +298,19 @@ class Claim:
         Neither method gets the claim, because the state outlives it.
 
         Args:
-            step: name of the step; the driver must have the methods ``setup_<step>`` and ``teardown_<step>``.
+            setup: the driver's method ``setup_<step>``.
             key: name of the piece of hardware, such as a PCI address or a serial number; at most 200 characters.
-            data: further arguments for both methods: JSON of at most 64 KiB. They are a part of the state.
+            data: further arguments for both methods, by keyword: JSON of at most 64 KiB. They are a part of the state.
 
         Raises:
-            DriverError: a method is missing or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
+            DriverError: ``setup`` is not a method of the driver, one of the methods has another name or does not accept ``data``,
+                ``data`` is not JSON, or prepare has ended.
             SharedStepError: another claim uses the state with other ``data``. The kubelet retries.
             HardwareLockedError: another call holds the lock of ``key`` for longer than ``CALL_TIMEOUT`` (40 s). The kubelet retries.
             DraError: the step cannot be saved, or ``setup_<step>`` raised.
         """
-        return self._undo.share(step, key, data)
+        _only_keywords("shared_step", no_args)
+        return self._undo.share(setup, key, data)
 
     def start_process(
         self,
@@ -387,6 +377,13 @@ class Claim:
         )
 
 
+def _only_keywords(call: str, args: Sequence[object]) -> None:
+    if args:
+        raise DriverError(
+            f"{call}(): pass data for the method by keyword, such as address=..., because the record contains the names"
+        )
+
+
 # Set after @dataclass, which would use the descriptor as the field's default.
 Claim.object = _DecodedWhenRead()  # type: ignore[assignment]
 
@@ -417,7 +414,7 @@ class PreparedClaim:
 class SharedStep:
     """A shared step that a recovered claim uses, with the arguments of :meth:`Claim.shared_step`."""
 
-    step: str
+    setup: Callable[..., object]
     key: str
     data: Mapping[str, JSONValue] = field(default_factory=dict)
 
@@ -433,7 +430,7 @@ class RecoveredClaim:
         name: name of the ResourceClaim, if the hardware knows it.
         shared_steps: the shared steps that the claim uses. None if they are not known: no shared state is then torn down while the
             claim is recorded.
-        undo_steps: name and data of each undo step that the claim's end needs, the oldest first, as for :meth:`Claim.on_undo`.
+        undo_steps: method and data of each undo step that the claim's end needs, the oldest first, as for :meth:`Claim.on_undo`.
     """
 
     uid: str
@@ -441,4 +438,4 @@ class RecoveredClaim:
     namespace: str = ""
     name: str = ""
     shared_steps: Sequence[SharedStep] | None = None
-    undo_steps: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    undo_steps: Sequence[tuple[Callable[..., object], Mapping[str, JSONValue]]] = ()

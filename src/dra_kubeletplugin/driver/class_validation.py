@@ -37,7 +37,6 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "bind": _CLAIM,
     "unbind": _CLAIM,
 }
-_STEPS = ("undo_", "setup_", "teardown_")  # beginnings of the names of further methods that the framework calls
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
 _SET = ("host", "settings", "log", "role", "gates_off")  # attributes that the framework sets in every driver
 _CALLED_OF_CONFIG = {"check": (), "convert_from": ("older",)}
@@ -150,7 +149,7 @@ def _check_names(cls: type[Driver]) -> None:
     """Checks the methods that the framework calls, and that other names of the class are neither the framework's nor misspelt."""
     own = list(_written(cls, Driver))
     for name in own:
-        if name in _CALLED or name.startswith(_STEPS):
+        if name in _CALLED:
             _check_method(cls, name)
         elif name in _SET:
             raise DriverError(f"{cls.__name__}.{name} is set by the framework: remove it from the class")
@@ -166,14 +165,11 @@ def _check_method(cls: type[Driver], name: str) -> None:
     method = inspect.getattr_static(cls, name)
     own = f"{cls.__name__}.{name}"
     if not isinstance(method, FunctionType):
-        if name not in _CALLED:  # `undo_reset = None` removes the step of a base class
-            return
         wanted = f"def {name}({', '.join(('self', *_CALLED[name]))})"
         raise DriverError(f"{own} is {type(method).__name__}, not a method: write `{wanted}`")
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise DriverError(f"{own} is a generator: return a list in place of each `yield`")
-    if name in _CALLED:
-        _check_arguments(method, ("self", *_CALLED[name]), own, name)
+    _check_arguments(method, ("self", *_CALLED[name]), own, name)
 
 
 def _check_arguments(function: Callable[..., Any], given: Sequence[str], own: str, name: str) -> None:

@@ -62,7 +62,7 @@ class ProcessSpec:
 
     @property
     def call(self) -> str:
-        return f"start_process({shown(self.name)})"
+        return f"claim.start_process({shown(self.name)})"
 
 
 def _words(call: str, option: str, words: Sequence[str | Path], *, may_be_empty: bool = False) -> tuple[str, ...]:

@@ -121,11 +121,11 @@ class PartDriver(PlainDriver):
         self.calls: list[str] = []
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        await claim.on_undo("part")
+        await claim.on_undo(self.part)
         self.calls.append("on")
         return await super().prepare(claim)
 
-    async def undo_part(self, claim: PreparedClaim) -> None:
+    async def part(self, claim: PreparedClaim) -> None:
         self.calls.append("off")
 
 

@@ -56,13 +56,13 @@ class SlowDriver(Driver):
             if self.is_late:
                 self.entered.set()
                 await self.go.wait()
-            await claim.on_undo("release", device=d.name)
+            await claim.on_undo(self.release, device=d.name)
             self.hardware[d.name] = claim.uid
         self.entered.set()
         await self.go.wait()
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
-    async def undo_release(self, claim: PreparedClaim, device: str) -> None:
+    async def release(self, claim: PreparedClaim, device: str) -> None:
         self.undone_devices.append(device)
         self.undoing.set()
         await self.may_undo.wait()

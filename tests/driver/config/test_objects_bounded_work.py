@@ -12,12 +12,13 @@ import pytest
 
 from dra_kubeletplugin import Claim, Config, Device
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
+from dra_kubeletplugin.driver.claim import annotations_of
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults
 from dra_kubeletplugin.driver.config.parameters import Parameters
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.driver.diagnostics.config_errors import MORE
+from dra_kubeletplugin.driver.encoded_claim import EncodedClaim
 from dra_kubeletplugin.errors import ConfigError, DraError
 from dra_kubeletplugin.resourceapi.encoded import config_entries, from_json
 from tests.helpers import worst_parameters

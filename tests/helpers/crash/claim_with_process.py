@@ -43,20 +43,20 @@ class Daemons(Driver):
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         ready = self.folder / f"{claim.uid}.ready"
-        claim.on_undo("file", path=str(ready))
+        claim.on_undo(self.file, path=str(ready))
 
         claim.start_process(
             "daemon", [sys.executable, "-I", "-S", "-c", self.program, ready],
             **{"ready": ready.exists, "stop_timeout": 30, **self.options},
         )  # fmt: skip
-        claim.on_undo("limits")
+        claim.on_undo(self.limits)
         return [d.prepared() for d in claim.devices]
 
-    def undo_file(self, claim: PreparedClaim, path: str) -> None:
+    def file(self, claim: PreparedClaim, path: str) -> None:
         self.undone_steps.append("file" if not running(claim.uid) else "file, and the process runs")
         Path(path).unlink(missing_ok=True)
 
-    def undo_limits(self, claim: PreparedClaim) -> None:
+    def limits(self, claim: PreparedClaim) -> None:
         self.undone_steps.append("limits" if running(claim.uid) else "limits without the process")
 
 

@@ -96,10 +96,10 @@ class Crash(Driver):
             raise asyncio.CancelledError
         if consume_fault("prepare-answers-nothing"):
             return None  # type: ignore[return-value]
-        claim.shared_step("power", "card")
+        claim.shared_step(self.setup_power, "card")
         kill_at("prepare: before hardware")
         for d in claim.devices:
-            claim.on_undo("release", device=d.name)
+            claim.on_undo(self.release, device=d.name)
             acquire(d.name, "a", claim.uid)
             if DELAY:
                 time.sleep(DELAY)
@@ -123,7 +123,7 @@ class Crash(Driver):
                 release(d.name, "b", claim.uid)
                 release(d.name, "a", claim.uid)
 
-    def undo_release(self, claim: PreparedClaim, device: str) -> None:
+    def release(self, claim: PreparedClaim, device: str) -> None:
         if consume_fault("undo-raises"):
             raise StopAsyncIteration
         release(device, "b", claim.uid)
@@ -166,7 +166,7 @@ class Crash(Driver):
                 devices=[
                     PreparedDevice(request="", pool=self.settings.node_name, name=n, data=RECOVERED) for n in names
                 ],
-                shared_steps=[SharedStep("power", "card")],
+                shared_steps=[SharedStep(self.setup_power, "card")],
             )
             for uid, names in by_uid.items()
         ]

@@ -105,8 +105,8 @@ class Mig(Driver):
         env = self._environment(device, partition, identity)
         if partition.profile is None or device.admin_access:
             return device.prepared(ContainerEdits(env=env), data={"uuid": identity})
-        claim.shared_step("mig_mode", partition.parent)  # on until no claim has a partition of this GPU
-        claim.on_undo("destroy", gpu=partition.parent, instance=identity)
+        claim.shared_step(self.setup_mig_mode, partition.parent)  # on until no claim has a partition of this GPU
+        claim.on_undo(self.destroy, gpu=partition.parent, instance=identity)
         with self.hardware_lock(partition.parent):  # the library changes one partition of a GPU at a time
             self.gpus.create(identity, partition.parent, claim, device)
         mount = Mount(
@@ -136,9 +136,9 @@ class Mig(Driver):
         return out
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Does nothing: the framework calls ``undo_destroy`` for each partition that prepare created."""
+        """Does nothing: the framework calls ``destroy`` for each partition that prepare created."""
 
-    def undo_destroy(self, claim: PreparedClaim, gpu: str, instance: str) -> None:
+    def destroy(self, claim: PreparedClaim, gpu: str, instance: str) -> None:
         """Destroys a partition. Idempotent."""
         with self.hardware_lock(gpu):
             self.gpus.destroy(instance)
@@ -153,7 +153,7 @@ class Mig(Driver):
 
     def recover(self) -> list[RecoveredClaim]:
         """Returns the claims that have partitions. The library stores the claim of each partition."""
-        return self.gpus.used()
+        return self.gpus.used(self.setup_mig_mode, self.destroy)
 
 
 if __name__ == "__main__":

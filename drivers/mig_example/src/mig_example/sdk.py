@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim, RetryableError, SharedStep
@@ -46,7 +47,8 @@ class Gpus:
     def destroy(self, instance: str) -> None:
         self.path(instance).unlink(missing_ok=True)
 
-    def used(self) -> list[RecoveredClaim]:
+    def used(self, setup: Callable[..., None], destroy: Callable[..., None]) -> list[RecoveredClaim]:
+        """Returns the claims that have partitions, with the driver's methods for their shared and undo steps."""
         claims: dict[str, dict[str, dict[str, str]]] = {}  # the content of each file, by claim and partition
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
@@ -63,8 +65,8 @@ class Gpus:
                     devices=[
                         PreparedDevice(request=p["request"], pool=p["pool"], name=p["device"]) for p in parts.values()
                     ],
-                    shared_steps=[SharedStep("mig_mode", gpu) for gpu in sorted({p["gpu"] for p in parts.values()})],
-                    undo_steps=[("destroy", {"gpu": p["gpu"], "instance": name}) for name, p in parts.items()],
+                    shared_steps=[SharedStep(setup, gpu) for gpu in sorted({p["gpu"] for p in parts.values()})],
+                    undo_steps=[(destroy, {"gpu": p["gpu"], "instance": name}) for name, p in parts.items()],
                 )
             )
         return out

@@ -45,7 +45,7 @@ from .devices import GpuDevice
 from .edits import Ready
 from .health import Monitor
 from .mig import Partitions
-from .mig_notes import MODE_STEP, MigMode, Notes
+from .mig_notes import MigMode, Notes
 from .options import NvidiaOptions
 from .scan import KERNEL_DRIVER, Scanner
 from .sharing import set_time_slice
@@ -241,7 +241,11 @@ class Nvidia(Driver):
         ready = [self._prepare(claim, device, gpus) for device in claim.devices]
         clients = [mps.Client(r.device, r.uuid) for r in ready if isinstance(r, Ready) and mps.config_of(r.device)]
         clients = [c for c in clients if not c.device.admin_access]
-        shared = mps.start(claim, clients, self._open().root, self._mps_folder(claim.uid)) if clients else ({}, [])
+        shared = (
+            mps.start(claim, clients, self._open().root, self._mps_folder(claim.uid), self.remove_mps_folder)
+            if clients
+            else ({}, [])
+        )
         names = {c.device.name for c in clients}
         out = []
         for found in ready:
@@ -276,7 +280,7 @@ class Nvidia(Driver):
             root = self._open().root
             set_time_slice(root, gpu.uuid, "Default")  # a GPU that refuses this would refuse it in the rollback too
             if slicing.interval != "Default":
-                claim.on_undo("time_slice", address=gpu.address)
+                claim.on_undo(self.reset_time_slice, address=gpu.address)
                 set_time_slice(root, gpu.uuid, slicing.interval)
         return Ready(device, gpu, gpu.uuid)
 
@@ -288,8 +292,8 @@ class Nvidia(Driver):
             instance = state.partitions.find(gpu.uuid, place)
         else:
             if not data.uuid:
-                claim.shared_step(MODE_STEP, gpu.address)  # on until no claim has a partition of this GPU
-            claim.on_undo("instance", address=gpu.address, profile=place.profile.id, start=place.start)
+                claim.shared_step(self.setup_mig_mode, gpu.address)  # on until no claim has a partition of this GPU
+            claim.on_undo(self.release_instance, address=gpu.address, profile=place.profile.id, start=place.start)
             with self.hardware_lock(gpu.address):  # NVML changes one instance of a GPU at a time
                 obtain = state.partitions.use if data.uuid else state.partitions.create
                 instance = obtain(gpu, place, claim, device)
@@ -325,7 +329,7 @@ class Nvidia(Driver):
         persistent = bool(gpus and gpu and gpus.is_persistent(gpu.uuid))
         # A GPU without a driver goes back to NVIDIA's driver.
         driver = fn.driver or KERNEL_DRIVER
-        claim.on_undo("restore_driver", address=fn.address, driver=driver, persistent=persistent)
+        claim.on_undo(self.restore_driver, address=fn.address, driver=driver, persistent=persistent)
         if gpus and gpu and persistent:
             gpus.set_persistent(gpu.uuid, on=False)
         with gpus.closed() if gpus else contextlib.nullcontext():  # an open library uses all GPUs
@@ -350,7 +354,7 @@ class Nvidia(Driver):
     def unprepare(self, claim: PreparedClaim) -> None:
         """Does nothing: the framework calls the undo steps."""
 
-    def undo_instance(self, claim: PreparedClaim, address: str, profile: int, start: int) -> None:
+    def release_instance(self, claim: PreparedClaim, address: str, profile: int, start: int) -> None:
         """Ends the use of a MIG instance, and destroys it if it was created for the claim. Idempotent."""
         if not claim.same_boot:  # the instance is gone, and the GPU may be gone
             self._notes().remove(address, profile, start)
@@ -361,13 +365,11 @@ class Nvidia(Driver):
         with self.hardware_lock(address):
             partitions.release(gpu, address, profile, start, claim.uid)
 
-    def undo_mps_folder(self, claim: PreparedClaim, folder: str) -> None:
+    def remove_mps_folder(self, claim: PreparedClaim, folder: str) -> None:
         """Removes the folder of the claim's MPS daemon, which has ended before. Idempotent."""
         mps.remove(Path(folder))
 
-    def undo_restore_driver(
-        self, claim: PreparedClaim, address: str, driver: str | None, persistent: bool = False
-    ) -> None:
+    def restore_driver(self, claim: PreparedClaim, address: str, driver: str | None, persistent: bool = False) -> None:
         """Binds a GPU to its former kernel driver. Idempotent. Does nothing after a reboot, or without the GPU."""
         if not claim.same_boot or not self.host.function(address):
             return
@@ -387,10 +389,13 @@ class Nvidia(Driver):
         except sdk.LibraryError as e:  # the next claim can use the GPU all the same
             self.log.warning("cannot turn persistence mode of %s on again: %s", address, e)
 
-    def undo_time_slice(self, claim: PreparedClaim, address: str) -> None:
+    def reset_time_slice(self, claim: PreparedClaim, address: str) -> None:
         """Sets the default time slice again. Idempotent. Does nothing after a reboot, which resets it too."""
         if claim.same_boot and (gpu := self._gpu(address)):
             set_time_slice(self._open().root, gpu.uuid, "Default")
+
+    # Names of these methods in records of earlier versions.
+    instance, mps_folder, time_slice = release_instance, remove_mps_folder, reset_time_slice
 
     def setup_mig_mode(self, address: str) -> None:
         """Called for the first partition of a GPU."""
@@ -407,7 +412,7 @@ class Nvidia(Driver):
 
     def recover(self) -> list[RecoveredClaim]:
         """Returns the claims of MIG instances, from the notes. Nothing else on the hardware knows its claim."""
-        return self._notes().recovered()
+        return self._notes().recovered(self.setup_mig_mode, self.release_instance)
 
 
 if __name__ == "__main__":

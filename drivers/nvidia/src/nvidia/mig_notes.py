@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim, SharedStep
 
-MODE_STEP = "mig_mode"
 SUFFIX = ".instance.json"
 INSTANCE = {"boot", "uid", "namespace", "name", "request", "pool", "device", "address", "profile", "start", "created"}
 """The fields of a note about an instance."""
@@ -43,8 +43,8 @@ class Notes:
         self._folder = folder
         self._boot = boot
 
-    def recovered(self) -> list[RecoveredClaim]:
-        """Returns the claims of all instances."""
+    def recovered(self, setup: Callable[..., None], release: Callable[..., None]) -> list[RecoveredClaim]:
+        """Returns the claims of all instances, with the driver's methods for their shared and undo steps."""
         claims: dict[str, list[dict[str, Any]]] = {}
         for note in self._instances():
             claims.setdefault(note["uid"], []).append(note)
@@ -54,8 +54,8 @@ class Notes:
                 namespace=notes[0]["namespace"],
                 name=notes[0]["name"],
                 devices=[PreparedDevice(request=n["request"], pool=n["pool"], name=n["device"]) for n in notes],
-                shared_steps=[SharedStep(MODE_STEP, a) for a in sorted({n["address"] for n in notes if n["created"]})],
-                undo_steps=[("instance", {key: n[key] for key in ("address", "profile", "start")}) for n in notes],
+                shared_steps=[SharedStep(setup, a) for a in sorted({n["address"] for n in notes if n["created"]})],
+                undo_steps=[(release, {key: n[key] for key in ("address", "profile", "start")}) for n in notes],
             )
             for uid, notes in claims.items()
         ]

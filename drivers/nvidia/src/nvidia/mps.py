@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +41,13 @@ def config_of(device: AllocatedDevice) -> MpsConfig | None:
 
 
 def start(
-    claim: Claim, clients: Sequence[Client], root: DriverRoot, folder: Path
+    claim: Claim, clients: Sequence[Client], root: DriverRoot, folder: Path, undo: Callable[..., None]
 ) -> tuple[dict[str, str], list[Mount]]:
     """Starts the daemon of a claim and sets its limits.
 
     Args:
         folder: of the claim's daemon; the sockets and the daemon's logs are in it.
+        undo: the driver's method that removes the folder.
 
     Returns:
         Variables and mounts for the containers.
@@ -69,7 +70,7 @@ def start(
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
         "CUDA_VISIBLE_DEVICES": ",".join(c.uuid for c in clients),
     }
-    claim.on_undo("mps_folder", folder=str(folder))  # the option may be another one at the claim's end
+    claim.on_undo(undo, folder=str(folder))  # the option may be another one at the claim's end
     (folder / "log").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)  # programs of any user connect to the daemon
     claim.start_process(

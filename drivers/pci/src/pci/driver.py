@@ -122,7 +122,7 @@ class Pci(Driver):
         if mode == "info" or obstacle or device.admin_access:
             return device.prepared(self._info_edits(fn), data={"mode": "info", "address": fn.address})
         # The functions of a group cannot be isolated from each other. The claim's UID makes this step exclusive.
-        claim.shared_step("group", f"iommu-group-{fn.iommu_group}", claim=claim.uid)
+        claim.shared_step(self.setup_group, f"iommu-group-{fn.iommu_group}", claim=claim.uid)
         self._bind_vfio(claim, fn)
         edits = ContainerEdits(
             env=environment(fn, "vfio"),
@@ -131,7 +131,7 @@ class Pci(Driver):
         return device.prepared(edits, data={"mode": "vfio", "address": fn.address, "group": fn.iommu_group})
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Does nothing: the framework calls ``undo_restore_driver`` for each function that prepare changed."""
+        """Does nothing: the framework calls ``restore_driver`` for each function that prepare changed."""
 
     def _function(self, device: AllocatedDevice) -> PciFunction:
         address = device.data.address if isinstance(device.data, PciFunction) else ""
@@ -160,7 +160,7 @@ class Pci(Driver):
     def _bind_vfio(self, claim: Claim, fn: PciFunction) -> None:
         if fn.driver == vfio.VFIO:
             return
-        claim.on_undo("restore_driver", address=fn.address, driver=fn.driver)  # on disk before the next line
+        claim.on_undo(self.restore_driver, address=fn.address, driver=fn.driver)  # on disk before the next line
         self.native_drivers.save(fn.address, fn.driver)
         vfio.bind(self.host, fn)
 
@@ -170,7 +170,7 @@ class Pci(Driver):
     def teardown_group(self, group: str, claim: str) -> None:
         """Does nothing, like :meth:`setup_group`."""
 
-    def undo_restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
+    def restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
         """Binds a function to its former driver. Idempotent.
 
         Does nothing after a reboot, or if the function was removed.

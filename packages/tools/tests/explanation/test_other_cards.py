@@ -37,7 +37,7 @@ class Cards(Driver):
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for device in claim.devices:
             assert isinstance(device.config, Mode)
-            claim.shared_step("mode", device.name.partition("-")[0], mode=device.config.mode)
+            claim.shared_step(self.setup_mode, device.name.partition("-")[0], mode=device.config.mode)
         return [d.prepared(ContainerEdits(env={"A": "b"})) for d in claim.devices]
 
     def setup_mode(self, card: str, mode: str) -> None:

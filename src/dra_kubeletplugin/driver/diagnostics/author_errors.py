@@ -98,6 +98,13 @@ def running_line(frame: FrameType | None) -> str:
     return ""
 
 
+def calling_place(frame: FrameType | None) -> str:
+    """Returns ``folder/file.py:14``, the author's line that has called the framework; empty if there is none."""
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _shown(frame.f_code.co_filename, frame.f_lineno) if frame else ""
+
+
 def definition_place(method: Callable[..., Any]) -> str:
     """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
     code = getattr(inspect.unwrap(method), "__code__", None)

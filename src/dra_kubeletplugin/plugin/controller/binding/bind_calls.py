@@ -10,8 +10,8 @@ from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
 from ....driver import AllocatedDevice, BoundClaim, Claim, Driver
 from ....driver.calls import Calls
-from ....driver.claim import EncodedClaim
 from ....driver.config.resolution import Resolver
+from ....driver.encoded_claim import EncodedClaim
 from ....errors import ClaimError, DraError, describe
 from ....kube import KubeClient
 from .claims import AllocatedClaim
