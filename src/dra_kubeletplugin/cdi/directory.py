@@ -171,14 +171,14 @@ class ClaimSpecs:
     def has_content(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the claim's files exist with exactly this content. ``spec`` None means that the spec is not compared."""
         try:
-            same = spec is None or content_of(self._spec(uid)) == encoded(spec)
-            return same and content_of(self._note(uid)) == note
+            same = spec is None or read_file(self._spec(uid), links=False) == encoded(spec)
+            return same and read_file(self._note(uid), links=False) == note
         except (OSError, ValueError):
             return False
 
     def note(self, uid: str) -> bytes:
         """Returns the note of a claim. Raises ``OSError``, also if it is not a regular file or is too large."""
-        return content_of(self._note(uid))
+        return read_file(self._note(uid), links=False)
 
     def read(self, uid: str) -> dict[str, Any]:
         """Returns the spec of a claim.
@@ -186,7 +186,7 @@ class ClaimSpecs:
         Raises ``OSError``, also if it is not a regular file or is too large; ``ValueError`` if it is not a JSON object.
         """
         try:
-            spec: dict[str, Any] = msgspec.json.decode(content_of(self._spec(uid)), type=dict)
+            spec: dict[str, Any] = msgspec.json.decode(read_file(self._spec(uid), links=False), type=dict)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         return spec
@@ -264,17 +264,6 @@ def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
 
 def encoded(spec: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(spec)
-
-
-def content_of(path: str, *, follow: bool = False) -> bytes:
-    """Returns the content of a regular file of limited size.
-
-    Args:
-        follow: whether ``path`` may be a link, as for a file that another program reads through the link.
-
-    Raises ``OSError``; :class:`.UnsuitableFileError` for a file that the driver cannot have written.
-    """
-    return read_file(path, links=follow)
 
 
 def is_uid(uid: str) -> bool:

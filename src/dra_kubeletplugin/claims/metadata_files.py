@@ -11,9 +11,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..base.files import read_file
 from ..base.json_types import JSON
 from ..base.rewrite import rewrite
-from ..cdi.directory import content_of, is_uid, name_of, naming_path_in_errors, remove_file, write_new
+from ..cdi.directory import is_uid, name_of, naming_path_in_errors, remove_file, write_new
 from ..driver import AllocatedDevice, Claim, PreparedDevice
 from ..driver.claim import annotations_of
 from ..driver.metadata_update import attribute_faults
@@ -96,14 +97,14 @@ class MetadataFiles:
             try:
                 write_new(path, data, 0o644)
             except FileExistsError:
-                if content_of(path) != data:
+                if read_file(path, links=False) != data:
                     with naming_path_in_errors(path):
                         rewrite(path, data)
 
     def are_intact(self, record: Record) -> bool:
         """Whether the files of a claim exist and match its record exactly. Raises nothing."""
         try:
-            return all(content_of(path) == data for path, data in self._contents(record).items())
+            return all(read_file(path, links=False) == data for path, data in self._contents(record).items())
         except OSError:
             return False
 

@@ -19,12 +19,9 @@ PCI_BUS_ID = f"{DOMAIN}/pciBusID"
 """The PCI address, with a domain of four digits."""
 NUMA_NODE = f"{DOMAIN}/numaNode"
 """The NUMA node; absent for a device without affinity. In a list, the nearest other nodes follow the device's own node."""
-MDEV_UUID = f"{DOMAIN}/mdevUUID"
-"""The UUID of a mediated device, in lower case."""
 
 _BUS_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _ROOT = re.compile(r"pci[0-9a-f]{4,5}:[0-9a-f]{2}")
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def pci_bus_id(address: str) -> str | None:
@@ -39,14 +36,3 @@ def pci_bus_id(address: str) -> str | None:
 def pcie_root(component: str) -> str | None:
     """Returns the attribute's value for the first part of a path below sysfs's ``devices``; None for other buses (Hyper-V, ACPI)."""
     return component if _ROOT.fullmatch(component) else None
-
-
-def mdev_uuid(uuid: str) -> str:
-    """Returns the attribute's value for a mediated device.
-
-    Raises ``ValueError`` unless ``uuid`` has the form 8-4-4-4-12.
-    """
-    lower = uuid.lower()
-    if not _UUID.fullmatch(lower):
-        raise ValueError(f"{uuid!r} is not the UUID of a mediated device: see /sys/bus/mdev/devices")
-    return lower

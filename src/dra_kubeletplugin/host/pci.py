@@ -184,16 +184,6 @@ class PciFunction:
         """Whether the function is the console's graphics device."""
         return sysfs.integer(f"{self.folder}/boot_vga") == 1
 
-    @cached_property
-    def link_speed(self) -> int | None:
-        """The current link speed in megatransfers per second and lane. Many devices reduce it while they are idle."""
-        return _speed(self.read("current_link_speed"))
-
-    @cached_property
-    def link_width(self) -> int | None:
-        """The number of lanes in use."""
-        return _width(self.read("current_link_width"))
-
     @property
     def max_link_speed(self) -> int | None:
         """The maximum link speed that both the function and the port above it support; a virtual function has the value of its parent."""

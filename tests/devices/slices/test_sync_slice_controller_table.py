@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,7 +15,6 @@ from dra_kubeletplugin.devices.slices import ClusterScope, Publisher
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.helpers.publisher import DRIVER, ScriptedApiServer, running_publisher, scripted_api_server
-from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.gates(
     "DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity", "DRADeviceBindingConditions"
@@ -95,14 +94,6 @@ async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
         yield Row(server, client, role)
 
 
-async def create_three_slices(r: Row, **spec: Any) -> None:
-    """Creates three slices of two devices each, as this publisher writes them, and limits slices to two devices."""
-    r.inventory.slice_size = 2
-    for i, pair in enumerate((["a", "b"], ["c", "d"], ["e", "f"])):
-        await r.create_slice(f"0000{i}-{DRIVER}-node-x", [*pair], **{"generation": 5, "count": 3, **spec})
-    await r.set_owner()
-
-
 # --- one pool ---------------------------------------------------------------------------------------
 
 
@@ -115,14 +106,6 @@ async def test_create() -> None:
         assert (generation, count, devices) == (1, 1, ["a"])
         (owner,) = r.server.slices()[0]["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["controller"]) == ("Node", "node", True)
-
-
-async def test_keep_unchanged() -> None:
-    async with row() as r:
-        await r.create_slice("s", ["a"], generation=7)
-        await r.set_owner()
-        await r.set_pools(["a"])
-        assert await r.reconcile() == []
 
 
 async def test_keep_a_taint_unchanged() -> None:
@@ -158,26 +141,6 @@ async def test_consumable_capacity_dropped() -> None:
         assert (r.inventory.gates_off, dict(r.inventory.rejected)) == ({Gate.SHARING}, {})
 
 
-async def test_remove_a_pool() -> None:
-    async with row() as r:
-        await r.create_slice("s", ["a"])
-        await r.create_slice("t", ["b"], pool="node-second")
-        await r.set_owner()
-        await r.set_pools(["a"])
-        assert await r.reconcile() == ["DELETE"]
-        assert [name for name, *_ in r.shape()] == ["s"]
-        assert r.shape("node-second") == []
-
-
-async def test_one_existing_and_one_desired_is_updated_in_place() -> None:
-    async with row() as r:
-        await r.create_slice("s", ["a"], generation=3)
-        await r.set_owner()
-        await r.set_pools(["b"])
-        assert await r.reconcile() == ["PUT"]
-        assert r.shape() == [("s", 3, 1, ["b"])]
-
-
 async def test_more_than_one_of_either() -> None:
     async with row() as r:
         r.inventory.slice_size = 2
@@ -191,25 +154,6 @@ async def test_more_than_one_of_either() -> None:
         assert [(n, d) for _, _, n, d in r.shape()] == [(1, ["a"])]
 
 
-async def test_delete_redundant() -> None:
-    async with row() as r:
-        await r.create_slice("s", ["a"])
-        await r.create_slice("t", ["a"])
-        await r.set_owner()
-        await r.set_pools(["a"])
-        assert await r.reconcile() == ["DELETE"]
-        assert r.shape() == [("s", 1, 1, ["a"])]
-
-
-async def test_update_one() -> None:
-    async with row() as r:
-        await r.create_slice("s", ["a"])
-        await r.set_owner()
-        await r.set_pools([Device("a", attributes={"x": 1})])
-        assert await r.reconcile() == ["PUT"]
-        assert r.server.slices()[0]["spec"]["devices"][0]["attributes"] == {"x": {"int": 1}}
-
-
 async def test_update_many_devices() -> None:
     async with row() as r:
         r.inventory.slice_size = 128
@@ -220,38 +164,66 @@ async def test_update_many_devices() -> None:
         assert [(g, n, len(d)) for _, g, n, d in r.shape()] == [(2, 3, 128), (2, 3, 128), (2, 3, 44)]
 
 
-# --- several slices ---------------------------------------------------------------------------------
+# --- existing slices of at most two devices ----------------------------------------------------------
 
 
-CHANGED = {"x": 1}
-THREE: dict[str, tuple[list[str | Device], list[str], int, list[list[str]]]] = {
-    "no change": ([*"abcdef"], [], 5, [["a", "b"], ["c", "d"], ["e", "f"]]),
-    "one changed": (["a", "b", Device("c", attributes=CHANGED), "d", "e", "f"], ["PUT"], 5, [["a", "b"], ["c", "d"], ["e", "f"]]),
-    "two changed": (["a", "b", Device("c", attributes=CHANGED), "d", Device("e", attributes=CHANGED), "f"], ["PUT"] * 3, 6, [["a", "b"], ["c", "d"], ["e", "f"]]),
-    "one removed": ([*"abcd"], ["DELETE", "PUT", "PUT"], 6, [["a", "b"], ["c", "d"]]),
-    "one added": ([*"abcdefg"], ["PUT", "PUT", "PUT", "POST"], 6, [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]),
-}  # fmt: skip
-"""For each row, what happens to three slices in generation 5: the wanted devices, the writes, the generation and the slices."""
+class Case(NamedTuple):
+    """The existing slices, the wanted devices, the methods of the writes, and the generation and devices of each slice afterwards."""
+
+    existing: dict[str, list[str]]
+    fields: dict[str, Any]
+    wanted: list[str | Device]
+    writes: list[str]
+    generation: int
+    slices: list[list[str]]
 
 
-@pytest.mark.parametrize("name", THREE)
+THREE = {f"0000{i}-{DRIVER}-node-x": devices for i, devices in enumerate((["a", "b"], ["c", "d"], ["e", "f"]))}
+FIFTH = {"generation": 5, "count": 3}
+C, E = (Device(name, attributes={"x": 1}) for name in "ce")
+PAIRS = [["a", "b"], ["c", "d"], ["e", "f"]]
+CASES = {
+    "keep unchanged": Case({"s": ["a"]}, {"generation": 7}, ["a"], [], 7, [["a"]]),
+    "one existing and one desired": Case({"s": ["a"]}, {"generation": 3}, ["b"], ["PUT"], 3, [["b"]]),
+    "update one": Case({"s": ["c"]}, {}, [C], ["PUT"], 1, [["c"]]),
+    "delete redundant": Case({"s": ["a"], "t": ["a"]}, {}, ["a"], ["DELETE"], 1, [["a"]]),
+    "no change": Case(THREE, FIFTH, [*"abcdef"], [], 5, PAIRS),
+    "one changed": Case(THREE, FIFTH, ["a", "b", C, "d", "e", "f"], ["PUT"], 5, PAIRS),
+    "two changed": Case(THREE, FIFTH, ["a", "b", C, "d", E, "f"], ["PUT"] * 3, 6, PAIRS),
+    "one removed": Case(THREE, FIFTH, [*"abcd"], ["DELETE", "PUT", "PUT"], 6, PAIRS[:2]),
+    "one added": Case(THREE, FIFTH, [*"abcdefg"], ["PUT", "PUT", "PUT", "POST"], 6, [*PAIRS, ["g"]]),
+    "random names in order": Case({"aa": ["a", "b"], "zz": ["c", "d"]}, {"count": 2}, [*"abcd"], [], 1, PAIRS[:2]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 async def test_several_existing(name: str) -> None:
-    devices, writes, generation, slices = THREE[name]
+    case = CASES[name]
     async with row() as r:
-        await create_three_slices(r)
-        await r.set_pools(devices)
-        assert await r.reconcile() == writes
-        assert [(g, n, d) for _, g, n, d in r.shape()] == [(generation, len(slices), d) for d in slices]
+        r.inventory.slice_size = 2
+        for slice_name, devices in case.existing.items():
+            await r.create_slice(slice_name, [*devices], **case.fields)
+        await r.set_owner()
+        await r.set_pools(case.wanted)
+        assert await r.reconcile() == case.writes
+        assert [(g, n, d) for _, g, n, d in r.shape()] == [
+            (case.generation, len(case.slices), devices) for devices in case.slices
+        ]
+        kept = [n for n, *_ in r.shape() if n in case.existing]
+        assert len(kept) == min(len(case.slices), len(case.existing)), "existing slices are not created again"
 
 
 async def test_several_existing_other_generation_in_the_pool() -> None:
     async with row() as r:
-        await create_three_slices(r)
+        r.inventory.slice_size = 2
+        for name, devices in THREE.items():
+            await r.create_slice(name, [*devices], generation=5, count=3)
         await r.create_slice(f"00009-{DRIVER}-node-old", ["a", "b"], generation=4, count=3)
+        await r.create_slice("t", ["b"], pool="node-second")
         await r.set_owner()
         await r.set_pools([*"abcdef"])
-        assert await r.reconcile() == ["DELETE"]
-        assert {g for _, g, _, _ in r.shape()} == {5}
+        assert await r.reconcile() == ["DELETE", "DELETE"]
+        assert ({g for _, g, _, _ in r.shape()}, r.shape("node-second")) == ({5}, [])
 
 
 # --- pools that do not belong to one node ------------------------------------------------------------------------
@@ -373,14 +345,3 @@ async def test_migration_to_indexed_names(names: tuple[str, str]) -> None:
         await r.set_pools([*"abcd"])
         await r.reconcile()
         assert [(n[:6], d) for n, _, _, d in r.shape()] == [("00000-", ["a", "b"]), ("00001-", ["c", "d"])]
-
-
-async def test_random_names_that_are_in_order_are_left_as_they_are() -> None:
-    async with row() as r:
-        r.inventory.slice_size = 2
-        await r.create_slice("aa", ["a", "b"], count=2)
-        await r.create_slice("zz", ["c", "d"], count=2)
-        await r.set_owner()
-        await r.set_pools([*"abcd"])
-        assert await r.reconcile() == []
-        await wait_until(lambda: len(r.shape()) == 2)

@@ -14,9 +14,8 @@ from typing import Any
 import yaml
 
 from dra_devkit.yaml import loader
-from dra_kubeletplugin.base.files import UnsuitableFileError
+from dra_kubeletplugin.base.files import UnsuitableFileError, read_file
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cdi.directory import content_of
 from dra_kubeletplugin.cdi.spec import SPEC_SHAPE
 
 
@@ -30,7 +29,7 @@ def read_spec(path: Path) -> JSON:
     Raises :class:`SpecFileError` if the file has no valid spec, and ``OSError``.
     """
     try:
-        found = parse(content_of(str(path), follow=True).decode(errors="replace"))
+        found = parse(read_file(path).decode(errors="replace"))
     except SpecFileError:
         raise
     except UnsuitableFileError as e:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dra_devkit.cdi.reader import SpecFileError, parse
+from dra_kubeletplugin.base.files import read_file
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.cdi.directory import content_of
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.files import read_rows
 from dra_kubeletplugin.errors import ApiError, DraError, describe
@@ -152,7 +152,7 @@ def _host(what: Examination, archive: Archive) -> None:
         for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
             name = f"cdi/{str(path).lstrip('/').replace('/', '_')}"
             try:
-                archive.add(name, _spec(content_of(str(path)).decode(errors="replace")))
+                archive.add(name, _spec(read_file(path, links=False).decode(errors="replace")))
             except (OSError, ValueError) as e:
                 archive.add(f"{name}.error", describe(e))
     for path in sorted((what.kubelet_root / "plugins").glob("*/claims")):

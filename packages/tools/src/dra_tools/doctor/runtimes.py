@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin.cdi.directory import content_of
+from dra_kubeletplugin.base.files import read_file
 from dra_kubeletplugin.errors import printable
 
 from .findings import Finding, denied, failure, ok, unknown, warning
@@ -145,7 +145,7 @@ class _View:
 
 def _load(path: Path, shown: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(content_of(str(path), follow=True).decode())
+        return tomllib.loads(read_file(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise _ConfigError(f"{shown} is not valid TOML: {e}") from None
     except ValueError as e:
