@@ -118,8 +118,8 @@ class FieldConversion:
             return {}
         try:
             return nodes.of_device()
-        except Exception as e:  # an author may have built the nodes without a constructor
-            self.faults.append(f"nodes: {e.message if isinstance(e, InvalidObjectError) else describe(e)}")
+        except InvalidObjectError as e:
+            self.faults.append(f"nodes: {e.message}")
             return {}
 
 

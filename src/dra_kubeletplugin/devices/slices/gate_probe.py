@@ -18,14 +18,13 @@ from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, reje
 
 
 class GateProbe:
-    """Probes each gate that devices depend on once, and again after :meth:`forget` or with another API version."""
+    """Probes each gate that devices depend on once, and again after :meth:`forget`."""
 
     def __init__(self, client: KubeClient, inventory: Inventory, scope: Scope) -> None:
         self._client = client
         self._inventory = inventory
         self._scope = scope
         self._known: frozenset[str] = frozenset()
-        self._version = ""
 
     def forget(self) -> None:
         """Forgets the results, because the API server may have been reconfigured."""
@@ -43,8 +42,6 @@ class GateProbe:
         samples = self._inventory.samples()
         options = self._inventory.options()
         used = gates_of_options(options).union(*samples)
-        if resource.version != self._version:
-            self._version, self._known = resource.version, frozenset()
         if used <= self._known:
             return self._inventory.gates_off
         off = await self._probe_gates(resource, [*samples.values()], options)

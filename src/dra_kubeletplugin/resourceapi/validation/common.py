@@ -100,9 +100,9 @@ def node_selector(selector: Mapping[str, Any], path: str, *, one_term: bool = Fa
     if not terms:
         out.append(required(where, "must have at least one node selector term"))
     for i, term in enumerate(terms):
-        for kind in ("matchExpressions", "matchFields"):
+        for kind, check in (("matchExpressions", _label_requirement), ("matchFields", _field_requirement)):
             for j, requirement in enumerate(term.get(kind) or []):
-                out += _node_requirement(requirement, f"{where}[{i}].{kind}[{j}]", kind)
+                out += check(requirement, f"{where}[{i}].{kind}[{j}]")
     if one_term and len(terms) != 1:
         shown = [
             {
@@ -119,13 +119,6 @@ def _go_requirements(values: Sequence[Mapping[str, Any]] | None) -> list[dict[st
     if not values:
         return None
     return [{"Key": v["key"], "Operator": v["operator"], "Values": v.get("values")} for v in values]
-
-
-_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
-
-
-def _node_requirement(requirement: Mapping[str, Any], path: str, kind: str) -> list[FieldError]:
-    return (_field_requirement if kind == "matchFields" else _label_requirement)(requirement, path)
 
 
 def _field_requirement(requirement: Mapping[str, Any], path: str) -> list[FieldError]:
