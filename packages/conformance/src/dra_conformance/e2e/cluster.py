@@ -6,12 +6,13 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from kubernetes import client, config
 
@@ -27,14 +28,28 @@ _CONTENT = (
 )
 
 
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file e2e.toml of a driver.
+
+    Attributes:
+        expect: patterns of lines that a container has for each of its devices, and for no other device.
+        skip_examples: files of ``examples/`` that this cluster cannot run.
+        device_class: for the test pods; by default, the first of the manifests.
+    """
+
+    expect: list[str]
+    skip_examples: list[str] = []
+    device_class: str = ""
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What a user set. ``profile`` is the driver's e2e.toml."""
+    """What a user set."""
 
     folder: Path
     pod_image: str
     wait: float
-    profile: Mapping[str, Any]
+    profile: Profile
 
 
 @dataclass
@@ -83,9 +98,11 @@ class Cluster:
         """Returns an object or a list; None if it does not exist."""
         status, body = self.request("GET", path)
         assert status in {200, 404}, f"GET {path}: {status} {body}"
+        if status == 404:  # the body is an object, or text if the path itself does not exist
+            return None
         for obj in [body, *(body.get("items") or ())]:
             obj.setdefault("status", {})  # no controller has written it yet
-        return body if status == 200 else None
+        return body
 
     def items(self, path: str) -> list[JSON]:
         return list((self.get(path) or {}).get("items") or [])
@@ -127,6 +144,10 @@ class Cluster:
         """Returns lines about the cluster: its version, its runtimes, and its gates of dynamic resource allocation."""
         status, version = self.request("GET", "/version")
         assert status == 200, f"{self.api.configuration.host} cannot be used: {version}"
+        served = self.get(RESOURCE)
+        assert served, (
+            f"Kubernetes {version['gitVersion']} at {self.api.configuration.host} does not serve resource.k8s.io/v1"
+        )
         runtimes = {n["status"]["nodeInfo"]["containerRuntimeVersion"] for n in self.items("/api/v1/nodes")}
         _, metrics = self.request("GET", "/metrics")
         gates = re.findall(r'kubernetes_feature_enabled\{name="((?:DRA|DynamicRes)\w*)"[^}]*\} 1', str(metrics))
@@ -145,7 +166,7 @@ class Cluster:
         return ""
 
     def examples(self) -> list[Path]:
-        skipped = self.settings.profile.get("skip_examples", [])
+        skipped = self.settings.profile.skip_examples
         return [p for p in sorted((self.settings.folder / "examples").glob("*.yaml")) if p.name not in skipped]
 
     def slices(self) -> list[JSON]:
@@ -291,7 +312,7 @@ class Cluster:
                 if device["node"] != pod["spec"]["nodeName"] and key not in expected:
                     continue
                 patterns = list(self._patterns(device, key[0]))
-                assert patterns or key not in expected or not self.settings.profile["expect"], (
+                assert patterns or key not in expected or not self.settings.profile.expect, (
                     f"e2e.toml: no pattern of `expect` is for device {'/'.join(key)}, which has the attributes "
                     f"{', '.join(sorted(device.get('attributes') or ())) or 'none'}"
                 )
@@ -309,7 +330,7 @@ class Cluster:
         attributes: dict[str, Any] = {}
         for name, value in (device.get("attributes") or {}).items():
             attributes[name] = attributes[name.rpartition("/")[2]] = next(iter(value.values()))
-        for pattern in self.settings.profile["expect"]:
+        for pattern in self.settings.profile.expect:
             try:
                 yield str(pattern).format(name=device["name"], pool=pool, node=device["node"], attr=attributes)
             except KeyError:

@@ -108,7 +108,7 @@ class Deployment:
                 pod, meta = document["spec"]["template"]["spec"], document["metadata"]
                 env = {e["name"]: e.get("value", "") for c in pod["containers"] for e in c.get("env") or []}
                 if name := env.get("DRIVER_NAME"):
-                    device_class = self.cluster.settings.profile.get("device_class") or classes[0]
+                    device_class = self.cluster.settings.profile.device_class or classes[0]
                     account = pod["serviceAccountName"]
                     return Driver(name, meta["namespace"], meta["name"], account, device_class, documents)
         raise AssertionError("no DaemonSet of the manifests has the variable DRIVER_NAME")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import signal
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
-from .cluster import Cluster, Settings
+from .cluster import Cluster, Profile, Settings
 from .deployment import Deployment
 
 _KIND = "kind load docker-image {image} --name {context}"
@@ -45,12 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"{profile} is missing: write in it what a container gets, such as expect = ['env NPU_*={{name}}']"
         )
-    settings = Settings(
-        folder,
-        config.getoption("--pod-image"),
-        config.getoption("--wait"),
-        tomllib.loads(profile.read_text()),
-    )
+    try:
+        decoded = msgspec.toml.decode(profile.read_bytes(), type=Profile)
+    except (ValueError, msgspec.DecodeError) as e:
+        raise pytest.UsageError(f"{profile}: {e}") from None
+    settings = Settings(folder, config.getoption("--pod-image"), config.getoption("--wait"), decoded)
     try:
         config.stash[_CLUSTER] = cluster = Cluster(settings)
         config.stash[_FACTS] = cluster.facts()

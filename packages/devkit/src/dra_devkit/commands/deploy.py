@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import tomllib
@@ -18,6 +17,7 @@ from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import put
 from dra_kubeletplugin.driver import Driver, declared, load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, describe, printable
+from dra_kubeletplugin.resourceapi.version import is_semantic
 
 from ..packaging.manifests.helm import Chart, chart_files
 from ..packaging.manifests.option_validation import driver_beside
@@ -27,8 +27,6 @@ from ..packaging.manifests.values_validation import framework_options
 from ..packaging.manifests.writer import driver_files, shared_files, stale_files, write_files
 from .output_models import Manifests
 from .style import Style
-
-_SEMVER = r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
 
 
 def deploy(args: argparse.Namespace) -> int:
@@ -123,7 +121,7 @@ def _chart(values: Values, path: Path, version: str | None) -> Chart:
     """Returns the identity of the driver's chart. Raises :class:`SettingsError` if the version is missing or invalid."""
     name, driver_name = str(values.parameters["name"]), values.parameters["driverName"]
     version = version or _package_version(path)
-    if not re.fullmatch(_SEMVER, version):
+    if not is_semantic(version):
         raise SettingsError(f"--chart-version {version!r} is not a version of SemVer 2, such as 1.2.0 or 1.2.0-rc.1")
     _, _, tag = str(values.parameters["image"]).partition("@")[0].rpartition("/")[2].partition(":")
     return Chart(name, version, tag or version, f"The DRA driver {driver_name}.", values)

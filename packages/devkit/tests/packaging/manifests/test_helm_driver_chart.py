@@ -78,6 +78,8 @@ def test_the_chart_has_the_drivers_name_and_version(tmp_path: Path) -> None:
     [
         ([], "is in no package with a version: add --chart-version VERSION"),
         (["--chart-version", "1.2"], "'1.2' is not a version of SemVer 2"),
+        (["--chart-version", "1.2.0-01"], "'1.2.0-01' is not a version of SemVer 2"),  # helm refuses it too
+        (["--chart-version", "1.2.0-a..b"], "'1.2.0-a..b' is not a version of SemVer 2"),
         (["--chart-version", "1.2.0", "--directory", "x"], "--directory is for the kustomization"),
         (["--chart-version", "1.2.0", "--kustomize-base", "x"], "--kustomize-base is for the kustomization"),
     ],
