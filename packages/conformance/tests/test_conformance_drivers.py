@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dra_conformance import CATALOGUE, read_profile, run_checks, select_checks
+from dra_conformance import CATALOGUE, ConformanceProfile, read_profile, run_checks, select_checks
 from dra_conformance.driver_command import DriverCommand, can_unshare
 from dra_devkit.yaml.manifests import objects
-from tests.helpers.conformance import runs
-from tests.helpers.conformance.runs import ROOT, explained
+from tests.helpers.conformance.runs import ROOT, SHORT, explained
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 DRA = f"{shlex.quote(sys.executable)} -m dra_kubeletplugin run"
@@ -34,13 +34,12 @@ PARTITIONS = {"GPU_PARTITIONS": "4", "NUM_DEVICES": "4"}
 SHARED = {"GPU_ALLOW_MULTIPLE_ALLOCATIONS": "true"}
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.shorten(monkeypatch)
+def short_profile(name: str) -> ConformanceProfile:
+    return replace(read_profile(PROFILES / name, list(CATALOGUE)), pace=SHORT)
 
 
 async def passes(name: str, profile: str, host: str = "") -> None:
-    chosen = read_profile(PROFILES / profile, list(CATALOGUE))
+    chosen = short_profile(profile)
     command = DriverCommand.parse(f"{DRA} {ROOT / 'drivers' / name}", host=host)
     found = await run_checks(command, chosen, select_checks(), rules=RULES)
     assert found.fault == ""
@@ -69,7 +68,7 @@ async def test_a_driver_without_devices_of_the_node_passes(tmp_path: Path, monke
 async def test_a_driver_with_fixed_paths_runs_in_a_mount_namespace() -> None:
     fixed = "env KUBELET_ROOT=/var/lib/kubelet CDI_ROOT=/var/run/cdi"
     command = DriverCommand.parse(f"{fixed} {DRA} {ROOT / 'drivers/gpu_example'}", fixed_paths=True)
-    chosen = read_profile(PROFILES / "quick.toml", list(CATALOGUE))
+    chosen = short_profile("quick.toml")
     found = await run_checks(command, chosen, select_checks(["REG", "UNP", "CDI-001", "CDI-006", "RST-004", "UPG"]))
     assert found.fault == ""
     assert found.failed_ids == [], explained(found)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_conformance.checks import slices
 from dra_conformance.driver_command import can_unshare
 from dra_conformance.runner import OutcomeStatus
 from dra_devkit.schemas.protobuf import MEDIA_TYPE
@@ -65,9 +64,7 @@ async def test_a_driver_in_go_passes(accept: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("ACCEPT", accept)
     formatted = subprocess.run(["gofmt", "-l", SOURCE], check=True, capture_output=True, text=True)
     assert formatted.stdout == "", "run gofmt"
-    runs.shorten(monkeypatch)
-    monkeypatch.setattr(slices, "_RETURN", 60.0)  # the driver waits longer after each error
-    found = await runs.run(str(build(tmp_path)), valid={}, invalid={}, errors={})
+    found = await runs.run(str(build(tmp_path)), valid={}, invalid={}, errors={}, pace=runs.PATIENT)
     assert found.fault == ""
     assert found.failed_ids == [], explained(found)
     expected = OPTIONAL if can_unshare() else {*OPTIONAL, "RST-004"}

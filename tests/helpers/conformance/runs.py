@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dra_conformance import ConformanceProfile, ConformanceRun, harness, run_checks, select_checks
-from dra_conformance.checks import health, performance, prepare, registration, slices
+from dra_conformance import ConformanceProfile, ConformanceRun, run_checks, select_checks
 from dra_conformance.driver_command import DriverCommand
+from dra_conformance.pace import Pace
 from dra_conformance.profile import ConformanceLimits
 
 ROOT = Path(__file__).parents[3]
@@ -37,21 +36,24 @@ RULES = [
 LIMITS = ConformanceLimits(idle=3.0, kills=4, cycles=40)
 
 
-def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the slowest checks quick: fewer calls, shorter waits."""
-    monkeypatch.setattr(performance, "_CALLS", 10)
-    monkeypatch.setattr(performance, "_WARM_UP", 10)
-    monkeypatch.setattr(registration, "_PINGS", 0.5)
-    monkeypatch.setattr(registration, "_LOG", 3.0)
-    monkeypatch.setattr(prepare, "_SLOW", 1.0)
-    monkeypatch.setattr(slices, "_RETURN", 8.0)
-    monkeypatch.setattr(slices, "_WATCHED", 2.0)
-    monkeypatch.setattr(slices, "_MANY_WRITES", 4)
-    monkeypatch.setattr(slices, "_REPORT", 3.0)
-    monkeypatch.setattr(slices, "_SETTLED", 3.0)
-    monkeypatch.setattr(health, "_FIRST", 3.0)
-    monkeypatch.setattr(harness, "_RETRY", 5.0)
-    monkeypatch.setattr(harness, "CALL_TIMEOUT", 5.0)
+SHORT = Pace(
+    calls=10,
+    warm_up=10,
+    pings=0.5,
+    rejection=3.0,
+    slow=1.0,
+    returned=8.0,
+    watched=2.0,
+    writes=4,
+    quiet=3.0,
+    report=3.0,
+    first_health=3.0,
+    retry=5.0,
+    call=5.0,
+)
+"""Fewer calls and shorter waits, for the slowest checks."""
+PATIENT = replace(SHORT, returned=60.0)
+"""For a slow machine, and for drivers that wait before they publish again."""
 
 
 async def run(
@@ -62,7 +64,7 @@ async def run(
     **profile: Any,
 ) -> ConformanceRun:
     """Runs checks on a driver. ``profile`` contains fields of the profile."""
-    chosen = ConformanceProfile(**{"limits": LIMITS, **PARAMETERS, **profile})
+    chosen = ConformanceProfile(**{"limits": LIMITS, "pace": SHORT, **PARAMETERS, **profile})
     return await run_checks(DriverCommand.parse(command), chosen, select_checks(checks), rules=rules)
 
 

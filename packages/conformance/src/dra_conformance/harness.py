@@ -14,12 +14,11 @@ from . import allocation
 from .api_server import NAMESPACE, NODE
 from .catalogue import CheckFailed, CheckSkipped, DevicesMissing, expect
 from .driver_command import DriverCommand
-from .kubelet_client import CALL_TIMEOUT, CallResponse, ClaimResponse
+from .kubelet_client import CallResponse, ClaimResponse
 from .profile import ConformanceProfile
 from .surroundings import DriverSurroundings, RunAborted
 
 _RETURN = 10.0  # seconds after a check until a driver that publishes must have complete slices again
-_RETRY = 15.0  # seconds after which no retry begins; each has the time of a kubelet's call
 REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
 
 
@@ -146,13 +145,14 @@ class Harness(DriverSurroundings):
         self.used.pop(claim["metadata"]["uid"], None)
 
     async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any]) -> CallResponse:
-        end = asyncio.get_running_loop().time() + _RETRY
+        pace = self.profile.pace
+        end = asyncio.get_running_loop().time() + pace.retry
         while True:
-            found: CallResponse = await call(claim, timeout=CALL_TIMEOUT)
+            found: CallResponse = await call(claim, timeout=pace.call)
             if not (error := found.of(claim["metadata"]["uid"]).error):
                 return found
             if asyncio.get_running_loop().time() > end:
-                raise CheckFailed(f"{call.__name__} succeeds, at the latest with a retry after {_RETRY:g} s", error)
+                raise CheckFailed(f"{call.__name__} succeeds, at the latest with a retry after {pace.retry:g} s", error)
             await asyncio.sleep(0.2)
 
     # --- CDI specs --------------------------------------------------------------------------------

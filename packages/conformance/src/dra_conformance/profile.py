@@ -13,6 +13,8 @@ import msgspec
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.errors import SettingsError
 
+from .pace import DEFAULT, Pace
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _Number = Annotated[int, msgspec.Meta(ge=0)]
@@ -61,6 +63,7 @@ class ConformanceProfile:
         errors: a text that the error must contain, such as the path of the wrong field, by the file name of invalid parameters.
         hooks: shell commands, by name.
         skip, xfail: reasons, by the id of a check.
+        pace: how often and how long the checks call, watch and wait. The file has no key for it.
     """
 
     name: str = ""
@@ -76,6 +79,7 @@ class ConformanceProfile:
     limits: ConformanceLimits = field(default_factory=ConformanceLimits)
     skip: Mapping[str, str] = field(default_factory=dict)
     xfail: Mapping[str, str] = field(default_factory=dict)
+    pace: Pace = DEFAULT
 
 
 class _Section(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,7 +11,6 @@ import os
 import pytest
 
 from dra_conformance import CATALOGUE, select_checks
-from dra_conformance.checks import slices
 from dra_conformance.checks.prepare import faults_of
 from dra_conformance.checks.security import allows
 from dra_conformance.kubelet_client import ClaimResponse, DeviceResponse
@@ -27,11 +26,6 @@ WITHOUT_RESTART = {
 """Checks that are quick, because the driver is not started again."""
 RESULT = {"driver": "a", "pool": "node", "device": "gpu-0", "request": "gpu/large"}
 CLAIM = {"status": {"allocation": {"devices": {"results": [RESULT]}}}}
-
-
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.shorten(monkeypatch)
 
 
 @pytest.mark.full
@@ -57,9 +51,8 @@ async def test_a_bug_fails_exactly_its_checks(bug: str, monkeypatch: pytest.Monk
 @pytest.mark.full
 @pytest.mark.parametrize("behavior", bugs.ACCEPTED)
 async def test_no_check_fails_a_behavior_that_a_kubelet_accepts(behavior: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_RETURN", 60.0)  # a slow machine, and a driver that waits before it publishes again
     monkeypatch.setenv("BUG", behavior)
-    found = await runs.run(PLAIN)
+    found = await runs.run(PLAIN, pace=runs.PATIENT)
     assert found.fault == ""
     assert found.failed_ids == [], explained(found)
 

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.timeout(300)
 CLAIM = {"metadata": {"uid": "u"}}
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.shorten(monkeypatch)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("variant", variants.ACCEPTED)
 async def test_a_behavior_that_a_kubelet_accepts_passes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS, first_message
 from .slices import idle, require_published
 
-_FIRST = 10.0  # seconds until the first message
 _CHANGE = 45.0  # seconds until a change is reported
 _EXPIRY = 30.0  # seconds for which a report without a timeout is valid
 _HEALTHY, _UNHEALTHY = 1, 2
@@ -31,13 +30,13 @@ def announced(h: Harness) -> list[str]:
 
 async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any]:
     try:
-        found = await first_message(h.plugin.health(version), _FIRST)
+        found = await first_message(h.plugin.health(version), h.profile.pace.first_health)
     except grpc.aio.AioRpcError as e:
         raise CheckFailed(f"{version} streams", f"{e.code().name}: {e.details()}") from None
     if found is None and not h.may_change:
         raise CheckSkipped("the driver sends no message: a driver may report prepared devices only")
     if found is None:
-        raise CheckFailed(f"a message of {version} within {_FIRST:g} s", "none")
+        raise CheckFailed(f"a message of {version} within {h.profile.pace.first_health:g} s", "none")
     return found
 
 
@@ -56,8 +55,12 @@ async def full_report(h: Harness) -> None:
     await first_report(h, version)
     for result in claim["status"]["allocation"]["devices"]["results"]:
         key = (result["pool"], result["device"])
-        reported = await _reports(h, version, key, _FIRST)
-        expect(reported, f"a report for device {'/'.join(key)} within {_FIRST:g} s", "reports for other devices only")
+        reported = await _reports(h, version, key, h.profile.pace.first_health)
+        expect(
+            reported,
+            f"a report for device {'/'.join(key)} within {h.profile.pace.first_health:g} s",
+            "reports for other devices only",
+        )
 
 
 @check(

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from ..catalogue import Requirement, check, expect
 from ..harness import Harness
 
-_CALLS = 100
 _MANY = 32
 _TIME = 60.0  # seconds after which the check makes no further calls
 _CYCLES_TIME = 300.0  # seconds after which the check makes no further cycles
-_WARM_UP = 50  # cycles before the first measurement
 _SLACK = 2 * 1024 * 1024  # growth of memory in bytes that is always allowed
 _DESCRIPTORS = 4  # growth of the number of open files that is allowed
 
@@ -35,7 +33,7 @@ async def latency(h: Harness) -> None:
     limits = h.profile.limits
     single: list[float] = []
     end = h.transcript.now + _TIME
-    while len(single) < _CALLS and h.transcript.now < end:
+    while len(single) < h.profile.pace.calls and h.transcript.now < end:
         claim = await h.claim()
         found = await h.plugin.prepare(claim)
         error = found.of(claim["metadata"]["uid"]).error
@@ -46,7 +44,7 @@ async def latency(h: Harness) -> None:
     claims = await h.claims_up_to(_MANY)
     many: list[float] = []
     end = h.transcript.now + _TIME
-    while len(many) < max(1, _CALLS // 10) and h.transcript.now < end:
+    while len(many) < max(1, h.profile.pace.calls // 10) and h.transcript.now < end:
         found = await h.plugin.prepare(*claims)
         many.append(found.seconds)
         for claim in claims:
@@ -75,7 +73,7 @@ async def latency(h: Harness) -> None:
 async def growth(h: Harness) -> None:
     """Prepares and unprepares claims for up to 300 s, and compares memory and open files before and after."""
     limits = h.profile.limits
-    await _cycles(h, min(_WARM_UP, limits.cycles))
+    await _cycles(h, min(h.profile.pace.warm_up, limits.cycles))
     memory, files = h.driver.memory(), h.driver.descriptors()
     count = await _cycles(h, limits.cycles)
     grown, more = h.driver.memory() - memory, h.driver.descriptors() - files

@@ -14,7 +14,6 @@ from ..harness import Harness
 from ..kubelet_client import CallResponse, ClaimResponse
 
 _CALLS = "kubelet: pkg/kubelet/cm/dra, NodePrepareResources"
-_SLOW = 3.0  # seconds by which the suite delays the read of a claim
 _CANCEL = 0.3  # seconds after which the suite cancels a call
 _MAX_ERROR = 1024  # bytes
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|panicked at|^\s+at .+\(.+:\d+\)", re.M)
@@ -211,10 +210,10 @@ async def slow_claim(h: Harness) -> None:
     """Delays the read of one claim by 3 s, and prepares another claim during the delay."""
     slow, fast = await h.claim(), await h.claim()
     name = slow["metadata"]["name"]
-    h.api.slow_claims[name] = _SLOW
+    h.api.slow_claims[name] = wait = h.profile.pace.slow
     delayed = asyncio.create_task(h.plugin.prepare(slow))
     try:
-        if not await h.until(lambda: name in h.api.delayed_claims or delayed.done(), _SLOW) or delayed.done():
+        if not await h.until(lambda: name in h.api.delayed_claims or delayed.done(), wait) or delayed.done():
             raise CheckNotApplicable("the suite delays requests that read one claim by name, and the driver sent none")
         found = await h.plugin.prepare(fast)
         is_first = not delayed.done()
@@ -235,7 +234,7 @@ async def slow_claim(h: Harness) -> None:
 async def cancelled_call(h: Harness) -> None:
     """Delays the read of a claim, cancels the call after 0.3 s, and repeats the call for up to 15 s."""
     claim = await h.claim()
-    h.api.slow_claims[claim["metadata"]["name"]] = _SLOW / 2
+    h.api.slow_claims[claim["metadata"]["name"]] = h.profile.pace.slow / 2
     await h.plugin.prepare(claim, timeout=_CANCEL)
     h.api.slow_claims.clear()
     found = await h.prepared_after_retries(claim)

@@ -27,9 +27,7 @@ from ..kubelet_client import (
 _MAX_SOCKET_PATH = 107  # bytes
 _ENDPOINT_TIMEOUT = 1.0  # seconds; a kubelet connects 0.6 s after the socket was created
 _ATTEMPTS = 3  # of GetInfo
-_LOG = 10.0  # seconds until the driver has logged a rejection
 _STOP = 10.0  # maximum seconds until a rejected driver ends
-_PINGS = 5.0  # seconds of keep-alives, ten in each second: more than a kubelet sends in an idle hour
 _PROTOCOL = "kubelet: pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra/plugin"
 
 
@@ -157,7 +155,7 @@ async def rejected_registration(h: Harness) -> None:
     reason = "rejected-by-the-conformance-suite"
     with contextlib.suppress(grpc.aio.AioRpcError):  # drivers in Go return an error, which the kubelet ignores
         await h.registration.notify(h.plugin.info.socket, registered=False, error=reason)
-    logged = await h.until(lambda: any(reason in line for line in h.driver.output), _LOG)
+    logged = await h.until(lambda: any(reason in line for line in h.driver.output), h.profile.pace.rejection)
     expect(logged, f"a line of output with the kubelet's error {reason!r}", h.driver.last_lines)
     if h.driver.alive:
         try:
@@ -203,7 +201,7 @@ async def idle_connection(h: Harness) -> None:
     connection.channel = grpc.aio.insecure_channel(f"unix:{h.plugin.endpoint}", options=options)
     try:
         await connection.prepare()
-        await asyncio.sleep(_PINGS)
+        await asyncio.sleep(h.profile.pace.pings)
         found = await connection.prepare(timeout=5.0)
         if found.unserved:  # the server closed the connection, after which a kubelet calls again
             found = await connection.prepare(timeout=5.0)

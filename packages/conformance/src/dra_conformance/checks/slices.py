@@ -20,17 +20,11 @@ from ..api_server import apply_change
 from ..catalogue import CheckNotApplicable, DevicesMissing, Requirement, check, expect
 from ..harness import NODE, Harness
 from ..kubelet_client import HEALTH_VERSIONS
+from ..pace import DEFAULT
 
-# Maximum seconds until deleted slices are published again. Drivers in Go wait 30 s after a change of a slice (DefaultSyncDelay in package
-# resourceslice), and up to 60 s more after they created the slice (DefaultMutationCacheTTL).
-_RETURN = 120.0
-_MANY_WRITES = 10
-_WATCHED = 5.0  # seconds in which a driver without changes writes less often
 _FAULTS = (429, 500, 504, 503, 429, 409, 409)  # responses to the requests after the slices were deleted
 _SETTLE = 1.5  # seconds from a start until the driver has compared its devices with the existing slices
 _QUIET = 1.0  # seconds without a request after which the driver has finished the work of the previous check
-_SETTLED = 10.0  # seconds to wait until a driver without changes is quiet
-_REPORT = 10.0  # maximum seconds until a driver has reported dropped fields
 _LIMITS = "API server: limits of ResourceSlices"
 
 
@@ -49,7 +43,7 @@ def why_not_published(h: Harness) -> str:
 
 
 async def returned(h: Harness, wanted: frozenset[tuple[str, str]]) -> bool:
-    return bool(await h.until(lambda: h.published() == wanted, _RETURN))
+    return bool(await h.until(lambda: h.published() == wanted, h.profile.pace.returned))
 
 
 @check(
@@ -126,7 +120,7 @@ async def consistent_pools(h: Harness) -> None:
 @check(
     "SLC-004",
     Requirement.MUST,
-    f"creates deleted slices again within {_RETURN:g} s",
+    f"creates deleted slices again within {DEFAULT.returned:g} s",
     consequence="after a restart of the kubelet, which deletes the slices, the node has no devices",
     source="kubelet: it deletes the slices of its node at its start; e2e_node: slices are removed at kubelet start",
     limit=300,
@@ -134,7 +128,7 @@ async def consistent_pools(h: Harness) -> None:
 async def deleted_slices(h: Harness) -> None:
     """Deletes the slices and waits until the same devices are published."""
     found = await deletion(h)
-    expect(found.returned, f"the same devices published again within {_RETURN:g} s", "they are missing")
+    expect(found.returned, f"the same devices published again within {h.profile.pace.returned:g} s", "they are missing")
     h.facts["figures"].append(f"the slices were complete again after {found.seconds:.1f} s")
 
 
@@ -168,7 +162,7 @@ async def idle(h: Harness) -> Mapping[str, Any]:
     if "idle" not in h.facts:
         await require_published(h)
         await h.prepare_if_possible()
-        await h.until(lambda: not h.transcript.calls_since(h.transcript.now - _QUIET), _SETTLED)
+        await h.until(lambda: not h.transcript.calls_since(h.transcript.now - _QUIET), h.profile.pace.quiet)
         began = h.transcript.now
         async with health_messages(h) as messages:
             await asyncio.sleep(h.profile.limits.idle)
@@ -228,7 +222,9 @@ async def api_faults(h: Harness) -> None:
     h.api.storage.cut_watches()
     h.api.remove_slices(h.name)
     found = await returned(h, wanted)
-    expected = f"{len(wanted)} devices within {_RETURN:g} s after the responses {', '.join(map(str, _FAULTS))}"
+    expected = (
+        f"{len(wanted)} devices within {h.profile.pace.returned:g} s after the responses {', '.join(map(str, _FAULTS))}"
+    )
     calls = len(h.transcript.calls_since(began))
     expect(found, expected, f"{len(h.published())} devices; the driver sent {calls} requests meanwhile")
 
@@ -259,7 +255,8 @@ async def dropped_fields(h: Harness) -> None:
     await h.until(lambda: h.slices, h.profile.ready_timeout)
     await asyncio.sleep(_SETTLE)
     began = h.transcript.now
-    await asyncio.sleep(_WATCHED)
+    pace = h.profile.pace
+    await asyncio.sleep(pace.watched)
     writes = len(h.transcript.writes_since(began))
     words = re.compile("|".join(["drop", "feature", *used]), re.IGNORECASE)
 
@@ -268,13 +265,13 @@ async def dropped_fields(h: Harness) -> None:
             return True
         return any(words.search(line) and _pattern(line) not in usual for line in h.driver.output)
 
-    reported = await h.until(is_reported, _REPORT)
+    reported = await h.until(is_reported, pace.report)
     remaining = h.slices
     await h.kill()  # so that the next instance publishes all fields again
     h.api.clear_faults()
     h.api.remove_slices(h.name)
-    expected = f"at most {_MANY_WRITES} writes within {_WATCHED:g} s"
-    expect(writes <= _MANY_WRITES, expected, f"{writes} writes")
+    expected = f"at most {pace.writes} writes within {pace.watched:g} s"
+    expect(writes <= pace.writes, expected, f"{writes} writes")
     expect(reported, f"a line of output or an event about dropped fields ({', '.join(sorted(used))})", "neither")
     expect(remaining, "slices without the dropped fields", "no slices")
 
