@@ -222,7 +222,9 @@ async def test_pods_that_start_after_the_claim_was_deleted_do_not_keep_its_devic
         await unprepared(node, uid)
 
 
-async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(tmp_path: Path) -> None:
+async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Until a kubelet that has just started has read its pods from the API server, it lists none."""
     clock, metrics = Clock(), Metrics()
     listed: list[tuple[str, str]] = []
@@ -240,10 +242,14 @@ async def test_the_grace_period_begins_when_the_kubelet_lists_no_pod_any_more(tm
 
         claim_pods.restart_grace_periods()  # the kubelet has registered the plugin
         assert await ended(0) == ([], 0)
-        assert await ended(59, "pod") == ([], 1)
+        assert await ended(58, "pod") == ([], 1)
+        assert await ended(1, "pod") == ([], 1)
+        assert len(caplog.records) == 1, "a reason is logged once"
         assert await ended(2) == ([], 0)
         assert await ended(60) == ([record], 0)
+        assert claim_pods.is_unused(record)
         claim_pods.set_live(record)
+        assert not claim_pods.is_unused(record)
         assert await ended(0, "pod") == ([], 1)
         assert await ended(60, "later") == ([], 0)
         claim_pods.set_live(record)

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ from .record import Record, State, decode_record, encode_record
 from .store.records import Stored, file_name, stored_of
 
 log = logging.getLogger(__name__)
-_ADVICE = {
+_ADVICE: Mapping[int | None, str] = {
     errno.ENOSPC: "free space on its file system",
     errno.EDQUOT: "raise the quota of its file system",
     errno.EROFS: "its file system is read-only; see the kernel's log, and mount it writable",
@@ -182,7 +182,7 @@ class ClaimFiles:
         try:
             yield
         except OSError as e:
-            advice = _ADVICE.get(e.errno or 0, "see the disk and the mount that it is on")
+            advice = _ADVICE.get(e.errno, "see the disk and the mount that it is on")
             path = printable(e.filename or "a file of the claim")
             self.fault = f"{path} cannot be {verb} ({e.strerror or describe(e)}): {advice}"
             raise RecordsError(self.fault) from None
