@@ -11,10 +11,11 @@ from tests.tools.tree import PACKAGES, ROOT, modules
 
 METHODS = {"debug": 0, "info": 0, "warning": 0, "error": 0, "exception": 0, "critical": 0, "log": 1}
 # Functions that log for their callers, and the index of their message. Their own log call passes this message on.
-FORWARDING_FUNCTIONS = {"log_sample": 2, "retries.log": 1}
+FORWARDING_FUNCTIONS = {"log_sample": 2, "retries.log": 1, "_log_devices": 1}
 FORWARDED_NAMES = {
     "src/dra_kubeletplugin/base/telemetry/logs.py": "text",
     "src/dra_kubeletplugin/claims/rollback_retries.py": "message",
+    "src/dra_kubeletplugin/devices/inventory.py": "message",
 }
 FIELDS = {
     "claim", "claim_uid", "pod", "pod_uid", "device", "devices", "pool", "driver", "drivers", "node", "request", "generation",

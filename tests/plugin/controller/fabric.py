@@ -125,3 +125,10 @@ async def wait_for(cluster: LocalCluster, name: str, check: Callable[[], object]
 
 async def records(cluster: LocalCluster) -> list[JSON]:
     return (await cluster.client.list(CONFIG_MAPS, "default"))["items"]
+
+
+async def wait_unrecorded(cluster: LocalCluster) -> None:
+    async def check() -> bool:
+        return not await records(cluster)
+
+    await cluster.wait("the records to be deleted", check)

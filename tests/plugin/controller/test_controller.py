@@ -27,6 +27,7 @@ from tests.plugin.controller.fabric import (
     running_controller,
     wait_for,
     wait_scheduled,
+    wait_unrecorded,
 )
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
@@ -87,10 +88,7 @@ async def test_a_pod_waits_until_its_device_is_attached_and_the_device_is_detach
         await cluster.client.delete(PODS, "pod-c", "default", grace=0)
         await wait_for(cluster, "unbind", lambda: not driver.ports)
 
-        async def has_no_records() -> bool:
-            return not await records(cluster)
-
-        await cluster.wait("the record to be deleted", has_no_records)
+        await wait_unrecorded(cluster)
         assert driver.calls_made == [("bind", uid), ("unbind", uid)]
 
 

@@ -28,11 +28,11 @@ from tests.plugin.controller.fabric import (
     SHORT_RETRIES,
     FabricDriver,
     claim_and_pod,
-    records,
     running_controller,
     settings,
     wait_for,
     wait_scheduled,
+    wait_unrecorded,
 )
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
@@ -94,10 +94,7 @@ async def test_a_fault_at_any_request_leaves_no_record_and_causes_no_concurrent_
                 await cluster.client.delete(PODS, f"pod-{name}", "default", grace=0)
                 await wait_for(cluster, "unbind", lambda: not driver.ports)
 
-                async def has_no_records() -> bool:
-                    return not await records(cluster)
-
-                await cluster.wait(f"the deletion of the record, with {lost_message.value} {step} lost", has_no_records)
+                await wait_unrecorded(cluster)
                 if not wire.has_broken:
                     break
             assert driver.max_running_calls == 1
@@ -139,10 +136,7 @@ async def test_a_record_whose_create_response_was_lost_is_read_again_and_newer_r
             await cluster.client.delete(PODS, "pod-first", "default", grace=0)
             await wait_for(cluster, "unbind", lambda: not driver.ports)
 
-            async def has_no_records() -> bool:
-                return not await records(cluster)
-
-            await cluster.wait("the records to be deleted", has_no_records)
+            await wait_unrecorded(cluster)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
