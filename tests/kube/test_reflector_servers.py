@@ -110,23 +110,6 @@ async def test_without_copies_a_list_still_reports_additions_changes_and_deletio
         assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
 
 
-async def test_without_copies_the_reflector_reads_only_metadata() -> None:
-    large = {**obj("a"), "spec": {"devices": [{"name": "d"}]}}
-
-    async def reply(peer: RawServer, request: bytes) -> bytes:
-        if b"watch=true" in request:
-            return HEAD + chunk({"type": "MODIFIED", "object": {**large, "metadata": obj("a", "8")["metadata"]}})
-        return http_response({"metadata": {"resourceVersion": "7"}, "items": [large]})
-
-    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        events = Reflector(client, NODES, copies=False).events()
-        async with asyncio.timeout(30), contextlib.aclosing(events):
-            seen = [await anext(events) for _ in range(3)]
-    assert [e.type for e in seen] == ["ADDED", "SYNCED", "MODIFIED"]
-    assert [set(e.object) for e in seen] == [{"metadata"}, set(), {"metadata"}]
-    assert seen[2].object["metadata"]["resourceVersion"] == "8"
-
-
 NONSENSE: list[bytes] = [
     b"",
     b"{}",

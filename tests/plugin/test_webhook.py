@@ -307,28 +307,6 @@ async def test_a_check_whose_wait_for_a_thread_timed_out_is_never_run(gate: thre
     assert await checks(lambda: list(runs), 60) == []
 
 
-@pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-@pytest.mark.usefixtures("gate")
-async def test_the_failure_policy_decides_the_result_of_a_hanging_check(tmp_path: Path, policy: str) -> None:
-    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-    async with running_webhook(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
-        webhook.checks = ParameterChecks(threads=2)
-        await block_all_threads(webhook)
-        await configure(curl, webhook, ca, failurePolicy=policy)
-        sent = json.loads(gated_review(""))["request"]["object"]
-        sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
-        response = await curl("POST", claims, sent)
-        if policy == "Ignore":
-            assert response.status == 201
-        else:
-            assert response.status == 500
-            assert (
-                'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
-                in response.message
-            )
-            assert "parameters cannot be validated: all 2 threads" in response.message
-
-
 async def configure(curl: ApiCaller, webhook: Webhook, ca: Path, **options: Any) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],

@@ -217,7 +217,7 @@ class KubeClient:
                 return read(response, what)
             except NotFoundError as e:
                 if path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
-                    self.forget_version()  # the server lacks the whole resource, so its version has changed
+                    self._discovery.forget()  # the server lacks the whole resource, so its version has changed
                 raise
 
     async def _send_request(
@@ -282,10 +282,6 @@ class KubeClient:
         Raises :class:`ApiError` if the server has no known version or does not respond within 5 s.
         """
         return await self._discovery.version()
-
-    def forget_version(self) -> None:
-        """Clears the cached version, because the server may have been upgraded."""
-        self._discovery.forget()
 
     async def refresh_version(self) -> str:
         """Discovers the version now. Raises as :meth:`dra_version`; the cached version is kept on failure."""

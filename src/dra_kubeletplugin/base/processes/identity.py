@@ -46,7 +46,6 @@ class ProcessStat(msgspec.Struct, frozen=True):
     """A line of ``/proc/PID/stat``. ``state`` is a letter: Z for a process that has ended and whose parent has not read its exit status."""
 
     state: str
-    parent: int
     session: int
     started: int
 
@@ -73,7 +72,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     # The name of the program comes before the last parenthesis, and may contain spaces and parentheses itself.
     fields = line.rpartition(b")")[2].split()
-    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+    return ProcessStat(fields[0].decode(), int(fields[3]), int(fields[19]))
 
 
 def identify(pid: int) -> ProcessIdentity | None:
