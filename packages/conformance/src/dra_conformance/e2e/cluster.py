@@ -6,8 +6,8 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,6 @@ class Driver:
     daemon_set: str = ""
     account: str = ""
     device_class: str = ""
-    documents: Sequence[JSON] = field(default_factory=list)
 
 
 class Cluster:

@@ -108,9 +108,11 @@ class Deployment:
                 pod, meta = document["spec"]["template"]["spec"], document["metadata"]
                 env = {e["name"]: e.get("value", "") for c in pod["containers"] for e in c.get("env") or []}
                 if name := env.get("DRIVER_NAME"):
-                    device_class = self.cluster.settings.profile.device_class or classes[0]
+                    device_class = self.cluster.settings.profile.device_class or next(iter(classes), "")
+                    text = "no DeviceClass is in the manifests: set deviceClasses in deploy/values.yaml, or device_class in e2e.toml"
+                    assert device_class, text
                     account = pod["serviceAccountName"]
-                    return Driver(name, meta["namespace"], meta["name"], account, device_class, documents)
+                    return Driver(name, meta["namespace"], meta["name"], account, device_class)
         raise AssertionError("no DaemonSet of the manifests has the variable DRIVER_NAME")
 
 

@@ -167,14 +167,11 @@ def test_a_taint_evicts_the_pod_of_its_device(cluster: Cluster) -> None:
 
 
 def test_an_extended_resource_gets_a_device(cluster: Cluster) -> None:
-    [selected] = [
-        d
-        for d in cluster.driver.documents
-        if d["kind"] == "DeviceClass" and d["metadata"]["name"] == cluster.driver.device_class
-    ]
+    selected = cluster.get(f"{RESOURCE}/deviceclasses/{cluster.driver.device_class}")
     name, resource = f"{POD_NAMESPACE}-extended", f"{POD_NAMESPACE}.example.com/device"
     spec = selected["spec"] | {"extendedResourceName": resource}
-    cluster.apply(selected | {"metadata": {"name": name}, "spec": spec}, namespace="")
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+    cluster.apply({**kind, "metadata": {"name": name}, "spec": spec}, namespace="")
     try:
         if "extendedResourceName" not in cluster.get(f"{RESOURCE}/deviceclasses/{name}")["spec"]:
             pytest.skip("the cluster drops extendedResourceName: switch DRAExtendedResource on")
