@@ -18,6 +18,7 @@ from dra_tools.snapshot import Snapshot
 from dra_tools.unevaluated.objects import all_not_evaluated
 
 META = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1", "managedFields": [{"manager": "m"}]}
+USED = {"resourceClaimName": "c", "mapping": [{"name": "cpu", "quantity": "1"}]}
 POD = {
     "metadata": META,
     "spec": {
@@ -25,7 +26,7 @@ POD = {
         "containers": [{"name": "main", "env": [{"name": "A"}], "resources": {"requests": {"cpu": "1"}}}],
         "volumes": [{"name": "v"}],
     },
-    "status": {"phase": "Running", "conditions": [{"type": "Ready"}]},
+    "status": {"phase": "Running", "conditions": [{"type": "Ready"}], "nodeAllocatableResourceClaimStatuses": [USED]},
 }
 
 
@@ -40,7 +41,7 @@ def test_a_running_pod_is_decoded_with_only_its_node_and_resources() -> None:
         "kind": "Pod",
         "metadata": {"name": "a", "namespace": "default", "uid": "u"},
         "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]},
-        "status": {"phase": "Running"},
+        "status": {"phase": "Running", "nodeAllocatableResourceClaimStatuses": [USED]},
     }
 
 

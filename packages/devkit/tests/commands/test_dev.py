@@ -507,7 +507,7 @@ def test_invalid_arguments_are_reported_without_a_traceback(
         (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
         (["--feature-gates", "DRADeviceTaints"], "is not NAME=true or NAME=false"),
         (
-            ["--kubernetes", "1.37", "--feature-gates", "DRANodeAllocatableResources=true"],
+            ["--kubernetes", "1.35", "--feature-gates", "GenericWorkload=true"],
             "cannot be switched on in the local cluster",
         ),
         (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not supported"),

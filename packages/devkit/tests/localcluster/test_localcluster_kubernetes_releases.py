@@ -50,6 +50,10 @@ SLICES_WITH: Mapping[str, tuple[JSON, tuple[str, ...]]] = {
         },
         ("allowMultipleAllocations", "requestPolicy"),
     ),
+    "DRANodeAllocatableResources": (
+        {"devices": [{"name": "d", "nodeAllocatableResources": {"cpu": {"overhead": {"perPod": "1"}}}}]},
+        ("nodeAllocatableResources",),
+    ),
     "DRAPartitionableDevicesType": ({"partitionTypeAttribute": f"{DRIVER}/profile"}, ("partitionTypeAttribute",)),
     "DRAOptionalNodeOperations": ({"skipNodeOperations": ["*"]}, ("skipNodeOperations",)),
     "DRADeviceCompatibilityGroups": (
@@ -554,7 +558,6 @@ async def test_a_new_pod_prepares_a_claim_again_during_its_unprepare_since_1_37(
             {"DRAOptionalNodeOperations": True},
             "has no feature gate DRAOptionalNodeOperations: it was added in 1.37",
         ),
-        ("1.37", {"DRANodeAllocatableResources": True}, "cannot be switched on in the local cluster: its scheduler"),
         (
             "1.34",
             {"DRADeviceBindingConditions": True, "DRAResourceClaimDeviceStatus": False},

@@ -44,7 +44,8 @@ _SHAPES: dict[str, Any] = {
     PODS.plural: _fields(
         metadata=_METADATA,
         spec=_POD_SPEC,
-        status=_fields("phase resourceClaimStatuses extendedResourceClaimStatus") | None,
+        status=_fields("phase resourceClaimStatuses extendedResourceClaimStatus nodeAllocatableResourceClaimStatuses")
+        | None,
     ),
     CLAIMS.plural: _fields(
         "spec", metadata=_METADATA, status=_fields("reservedFor devices", allocation=_ALLOCATION | None) | None

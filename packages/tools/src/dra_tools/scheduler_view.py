@@ -64,8 +64,7 @@ class SchedulerView:
         needs: dict[tuple[int, ...], pod_info.Needs] = {}  # by the identity of parts that pods share
         by_node: dict[str, dict[str, PodInfo]] = {}  # by node and UID
         for pod in pods:
-            spec = pod["spec"]
-            parts = tuple(id(spec.get(name)) for name in pod_info.NEEDS)
+            parts = pod_info.parts_of_needs(pod)
             info = pod_info.read(pod, needs.get(parts))
             needs[parts] = info.needs
             if info.node:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from dra_devkit.commands.described_cluster import HostKind, allocatable, classes_of, cluster_of
+from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.testing.node import node_with
 from dra_kubeletplugin.base.json_types import JSON
@@ -49,9 +50,13 @@ def random_cluster(draw: random.Random) -> tuple[list[JSON], list[JSON]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_scheduler_places_the_pods_as_simulated(seed: int) -> None:
+@pytest.mark.parametrize("uses_node", [False, True])
+async def test_the_scheduler_places_the_pods_as_simulated(seed: int, uses_node: bool) -> None:
     objects, pods = random_cluster(random.Random(seed))
-    async with LocalCluster([]) as cluster:
+    for device in (d for o in objects for d in o.get("spec", {}).get("devices") or () if uses_node):
+        device["nodeAllocatableResources"] = {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
+    features = Features.of("1.37", {"DRANodeAllocatableResources": uses_node})
+    async with LocalCluster([], features=features) as cluster:
         await cluster.apply(*objects)
 
         async def taints_are_removed() -> bool:

@@ -93,6 +93,11 @@ def explain_objects(*objects: JSON, gaps: tuple[Gap, ...] = (), subject: str = "
     return explain(Snapshot.of([CLASS, *objects], gaps=gaps), subject)
 
 
+def cpus(amount: str) -> JSON:
+    """Returns the fields of a device that is cpus of its node (KEP-5517)."""
+    return {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": amount}}}}
+
+
 SELECTS = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}" && {MEMORY}'}}]}
 UNHEALTHY = {"key": "gpu.example.com/unhealthy", "effect": "NoSchedule"}
 COUNTERS = {"sharedCounters": [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]}
@@ -132,6 +137,12 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ReasonKind.TOO_FEW,
         "each node has at most 1 usable",
         "ask for 1 instead of 2 in request r",
+    ),
+    "devices that are cpus of a node that has too few": (
+        [node("a"), pool("a", gpu("g0", **cpus("6"))), claim(), pod("c", resources={"requests": {"cpu": "3"}})],
+        ReasonKind.RESOURCES,
+        "the node has too little cpu for the pod and the devices of its claims (a: 9 wanted, of which 6 by the devices of claim c; 8 of 8 free)",
+        "devices that use less cpu",
     ),
     "a claim of another pod": (
         [node("a"), pool("a", gpu("g0")), allocated_claim("h", "a", "g0"), claim(), pod("c")],
@@ -388,6 +399,41 @@ def test_with_a_suitable_node_only_the_pods_own_obstacles_remain(
         assert case[1] in found.kinds
     else:
         assert (found.state, found.nodes) == (ExplanationState.FITS, ("z",))
+
+
+def test_a_node_is_too_small_for_devices_because_of_another_pod_whose_devices_use_it() -> None:
+    entry = {
+        "resourceClaimName": "h",
+        "containers": ["main"],
+        "overhead": [{"name": "cpu", "perPod": "2", "perContainer": "1"}],
+    }
+    holder = pod(
+        name="holder", nodeName="a", status={"phase": "Running", "nodeAllocatableResourceClaimStatuses": [entry]}
+    )
+    objects = [
+        node("a"),
+        pool("a", gpu("g0", **cpus("6")), gpu("g1")),
+        allocated_claim("h", "a", "g1"),
+        holder,
+        claim(),
+        pod("c"),
+    ]
+    found = explain_objects(*objects)
+    output = " ".join(" ".join(text(found, Style(coloured=False))).split())
+    assert "(a: 6 wanted, of which 6 by the devices of claim c; 5 of 8 free)" in output
+    assert "delete pods" in output and "pod default/holder requests 3 cpu" in output
+    larger = node("b")
+    larger["status"]["allocatable"]["cpu"] = "5"
+    assert explain_objects(*objects, larger, pool("b", gpu("g0", **cpus("5")))).nodes == ("b",)
+
+
+def test_a_claim_whose_device_is_a_part_of_the_node_cannot_be_shared() -> None:
+    objects = [node("a"), pool("a", gpu("g0", **cpus("1"))), allocated_claim("c", "a", "g0"), pod("c")]
+    found = explain_objects(*objects)
+    assert found.state is ExplanationState.WAITS
+    assert "claim c has a mapped device and cannot be shared across pods" in " ".join(
+        text(found, Style(coloured=False))
+    )
 
 
 def test_nodes_with_equal_reasons_are_one_group_for_different_claims() -> None:

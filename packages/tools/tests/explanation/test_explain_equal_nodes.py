@@ -130,11 +130,13 @@ def cluster(draw: random.Random) -> Iterator[JSON]:
         for _ in range(2)
     ]
     partitioned, varied = draw.random() < 0.4, draw.random() < 0.5
+    cpus = {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": draw.choice("13")}}}}
+    of_node = draw.choice([{}, {}, cpus])
     for i in range(10):
         name = f"n-{i}"
         yield _node(draw, name) if varied else node(name)
         model, links = draw.choice(["small", "large", "large"]), draw.choice(["ab", "aa", "ab", "bb"])
-        devices = [device(name, k, model, **more) for k, more in enumerate(draw.choice(kinds))]
+        devices = [device(name, k, model, **more, **of_node) for k, more in enumerate(draw.choice(kinds))]
         for k, one in enumerate(devices):
             one["attributes"]["link"] = {"string": links[k % 2]}
         counters: list[JSON] = []

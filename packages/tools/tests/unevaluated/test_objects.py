@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
@@ -17,16 +16,11 @@ from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview
 from dra_tools.unevaluated.objects import all_not_evaluated, unevaluated_fields, unknown_fields
 from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
 
-OF_DEVICES = {
-    "nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "16"}}},
-    "nodeAllocatableResourceMappings": {"cpu": {"allocationMultiplier": "16"}},
-}
-MAPPED = {"nodeAllocatableResources": OF_DEVICES["nodeAllocatableResources"]}
-NODE_RESOURCES = "node allocatable resources (KEP-5517)"
+NEW = {"newField": 1}
+NEW_FIELD = "the field spec.devices[0].newField, which is not known here"
 
 
 CASES: dict[str, tuple[list[JSON], str, str]] = {
-    **{name: ([pool("a", gpu("g0", **{name: value})), claim()], NODE_RESOURCES, "a-slice") for name, value in OF_DEVICES.items()},
     "field of a later release of a claim": ([pool("a", gpu("g0")), claim(newField=1)], "spec.devices.requests[0].exactly.newField", "c"),
     "field of a later release of a class": ([pool("a", gpu("g0")), claim(), CLASS | {"spec": {**CLASS["spec"], "newField": 1}}], "spec.newField", "gpu"),
     "field of a later release of an attribute": ([pool("a", gpu("g0", attributes={"x": {"float": 1.5, "int": 1}})), claim()], "spec.devices[0].attributes.x.float", "a-slice"),
@@ -60,14 +54,16 @@ def test_explain_names_the_feature_and_states_no_result(case: str) -> None:
 
 
 def test_a_node_whose_devices_are_evaluated_decides_that_the_pod_fits() -> None:
-    mapped = pool("a", gpu("g0", nodeAllocatableResources=OF_DEVICES["nodeAllocatableResources"]))
-    found = explain(Snapshot.of([CLASS, node("a"), node("b"), mapped, pool("b", gpu("g0")), claim(), pod("c")]), "p")
+    newer = pool("a", gpu("g0", **NEW))
+    found = explain(
+        Snapshot.of([CLASS, node("a"), node("b"), newer, pool("b", gpu("g0", "40Gi")), claim(), pod("c")]), "p"
+    )
     assert (found.state, found.unevaluated) == (ExplanationState.FITS, ())
 
 
 def test_a_pod_that_fits_nowhere_waits_although_a_device_is_not_evaluated_wholly() -> None:
-    mapped = pool("a", gpu("g0", nodeAllocatableResources=OF_DEVICES["nodeAllocatableResources"]))
-    found = explain(Snapshot.of([CLASS, node("a"), mapped, claim(count=2), pod("c")]), "p")
+    newer = pool("a", gpu("g0", **NEW))
+    found = explain(Snapshot.of([CLASS, node("a"), newer, claim(count=2), pod("c")]), "p")
     assert found.state is ExplanationState.WAITS
 
 
@@ -107,19 +103,23 @@ def test_fields_of_a_later_release_are_found_in_maps_of_objects_of_a_server() ->
 
 
 def test_slices_of_one_driver_with_the_same_feature_are_one_line() -> None:
-    slices = [pool(name, gpu("g0", **MAPPED)) for name in "abc"]
+    slices = [pool(name, gpu("g0", **NEW)) for name in "abc"]
     [part] = all_not_evaluated(Snapshot.of(slices))
-    assert str(part) == (f"not evaluated: ResourceSlice a-slice and 2 more slices of its driver: {NODE_RESOURCES}")
+    assert str(part) == (f"not evaluated: ResourceSlice a-slice and 2 more slices of its driver: {NEW_FIELD}")
 
 
 async def test_doctor_names_features_of_slices_and_says_no_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    features = Features.of("1.37", {"DRANodeAllocatableResources": True}, implemented=False)
-    async with LocalCluster([], features=features) as cluster:
-        await cluster.apply(node("a"), pool("a", gpu("g0", **MAPPED)))
+    async with LocalCluster([]) as cluster:
+        await cluster.apply(node("a"), pool("a", gpu("g0")))
+        [stored] = cluster.api.storage.list("resourceslices.resource.k8s.io")
+        [device] = stored["spec"]["devices"]
+        # A server of a newer release stores such a field. The local one would drop it.
+        changed = {**stored, "spec": {**stored["spec"], "devices": [device | NEW]}}
+        cluster.api.storage.put("resourceslices.resource.k8s.io", changed)
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         assert await asyncio.to_thread(main, ["doctor", "--no-host", "-o", "json"]) == 3
-    [found] = [f for f in json.loads(capsys.readouterr().out)["findings"] if "KEP-5517" in f["text"]]
+    [found] = [f for f in json.loads(capsys.readouterr().out)["findings"] if "newField" in f["text"]]
     assert (found["level"], found["topic"]) == ("unknown", "slices")
-    assert found["text"] == f"not evaluated: ResourceSlice a-slice: {NODE_RESOURCES}"
+    assert found["text"] == f"not evaluated: ResourceSlice a-slice: {NEW_FIELD}"

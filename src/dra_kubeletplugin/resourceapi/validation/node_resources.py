@@ -1,4 +1,4 @@
-"""Validates the amounts of a node's resources that a device uses, and their overhead (KEP-5517, as of 1.37)."""
+"""Validates the amounts of a node's resources that a device uses, and their overhead (KEP-5517), in the forms of 1.36 and 1.37."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from ..quantity import Quantity, parse
 from .field_errors import FieldError, forbidden, invalid, required
 
 _HUGE_PAGES = "hugepages-"
-NODE_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # and huge pages, by their size
+_NAMES = ("cpu", "memory")  # and huge pages, by their size
+_NAMES_1_36 = (*_NAMES, "ephemeral-storage")
 
 
 def node_resources(device: ReadOnlyJSON, path: str) -> list[FieldError]:
-    """Returns every error of ``nodeAllocatableResources`` of a device."""
+    """Returns every error of ``nodeAllocatableResources`` and ``nodeAllocatableResourceMappings`` of a device."""
     out: list[FieldError] = []
+    for name, row in sorted((device.get("nodeAllocatableResourceMappings") or {}).items()):
+        where = f"{path}.nodeAllocatableResourceMappings[{name}]"
+        out += _name(name, where, _NAMES_1_36)
+        amount = row.get("allocationMultiplier")
+        if amount is not None and parse(amount) < Quantity(0):
+            out.append(invalid(f"{where}.allocationMultiplier", amount, "must be greater than or equal to 0"))
     for name, resource in sorted((device.get("nodeAllocatableResources") or {}).items()):
         where = f"{path}.nodeAllocatableResources[{name}]"
-        if name not in NODE_RESOURCES and not name.startswith(_HUGE_PAGES):
-            allowed = f"{', '.join(NODE_RESOURCES)}, {_HUGE_PAGES}SIZE"
-            out.append(invalid(where, name, f"must be one of these resources of nodes: {allowed}"))
+        out += _name(name, where, _NAMES)
         if not (resource.get("mapping") or resource.get("overhead")):
             out.append(required(where, "one of `mapping` and `overhead`"))
         if mapping := resource.get("mapping"):
@@ -26,6 +31,12 @@ def node_resources(device: ReadOnlyJSON, path: str) -> list[FieldError]:
             if amount is not None and parse(amount) < Quantity(0):
                 out.append(invalid(f"{where}.overhead.{field}", amount, "must be greater than or equal to 0"))
     return out
+
+
+def _name(name: str, path: str, known: tuple[str, ...]) -> list[FieldError]:
+    if name in known or name.startswith(_HUGE_PAGES):
+        return []
+    return [invalid(path, name, f"must be one of these resources of nodes: {', '.join(known)}, {_HUGE_PAGES}SIZE")]
 
 
 def _mapping(mapping: ReadOnlyJSON, capacity: ReadOnlyJSON, path: str) -> list[FieldError]:

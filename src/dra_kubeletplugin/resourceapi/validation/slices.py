@@ -154,7 +154,7 @@ def validate_device(
         out += items(taints, MAX_TAINTS, lambda t, at: validate_taint(t, at, dialect), f"{path}.taints")
     if consumed:
         out += items(consumed, MAX_CONSUMPTIONS, _consumption, f"{path}.consumesCounters", lambda c: c["counterSet"])
-    if device.get("nodeAllocatableResources"):
+    if device.get("nodeAllocatableResources") or device.get("nodeAllocatableResourceMappings"):
         out += node_resources(device, path)
     out += bindings(device, path)
     return out + _device_nodes(device, path, per_device=per_device)

@@ -47,29 +47,38 @@ def name_of(group: str, version: str, kind: str) -> str | None:
 
 
 def with_newer_fields(kinds: Mapping[str, str], types: Mapping[str, Schema]) -> dict[str, Schema]:
-    """Returns the types with the fields of resource.k8s.io that the table of fields has and the types lack."""
+    """Returns the types with the fields that the table of fields has and the types lack, of resource.k8s.io and of pods."""
     out = dict(types)
     for version in sorted({key.split("/")[1] for key in kinds if key.startswith(f"{GROUP}/")}):
-        prefix = f"resource.{version}."
-        for go_type in _types_of(version, kinds):
-            name = prefix + (_IN_V1BETA1.get(go_type, go_type) if version == "v1beta1" else go_type)
-            known = out.get(name, {"type": "object", "properties": {}})  # a new type is in all versions
-            is_new = name not in out
-            rows = {
-                k: row
-                for k, row in fields.rows(go_type).items()
-                if is_new or (row.since and k not in known["properties"])
-            }
-            if rows:
-                properties = {**known["properties"], **{k: _schema(row, prefix) for k, row in rows.items()}}
-                required = [*known.get("required", ()), *(k for k, row in rows.items() if row.required)]
-                out[name] = {**known, "properties": properties, **({"required": required} if required else {})}
+        names = _IN_V1BETA1 if version == "v1beta1" else {}
+        served = [kind for kind in fields.table().kinds if f"{GROUP}/{version}/{kind}" in kinds]
+        _add_fields(out, f"resource.{version}.", served, names)
+    _add_fields(out, "core.v1.", ["Pod"], {})
     return out
 
 
-def _types_of(version: str, kinds: Mapping[str, str]) -> dict[str, None]:
-    """Returns the types of the kinds that a version of resource.k8s.io has."""
-    todo = [kind for kind in fields.table().kinds if f"{GROUP}/{version}/{kind}" in kinds]
+def _add_fields(out: dict[str, Schema], prefix: str, kinds: list[str], names: Mapping[str, str]) -> None:
+    """Adds missing fields to the types of kinds. ``names`` are the names of types that differ from the table's."""
+    for go_type in _types_of(kinds):
+        name = prefix + names.get(go_type, go_type)
+        known = out.get(name, {"type": "object", "properties": {}})  # a new type is in all versions
+        is_new = name not in out
+        rows = {
+            k: row for k, row in fields.rows(go_type).items() if is_new or (row.since and k not in known["properties"])
+        }
+        removed = {k for k, row in fields.rows(go_type).items() if row.until and k in known.get("required", ())}
+        if rows or removed:
+            properties = {**known["properties"], **{k: _schema(row, prefix) for k, row in rows.items()}}
+            for k in removed:  # a release without the field must not write it as empty
+                properties[k] = {**properties[k], "go": properties[k].get("go", "").replace("a", "")}
+            required = [*known.get("required", ()), *(k for k, row in rows.items() if row.required)]
+            required = [k for k in required if k not in removed]
+            out[name] = {**known, "properties": properties, **({"required": required} if required else {})}
+
+
+def _types_of(kinds: list[str]) -> dict[str, None]:
+    """Returns the types of kinds and of their fields that the table of fields has."""
+    todo = list(kinds)
     found: dict[str, None] = {}
     while todo:
         name = todo.pop()

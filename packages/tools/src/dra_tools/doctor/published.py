@@ -50,13 +50,15 @@ async def look(
         names = None if node else set(await read_all(client, NODES, _name))
         slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
         others = await _others(client, resource, slices) if node else []
+        # Items of a list have no kind. In other versions than v1 a device has another form, whose fields are no unknown ones.
+        head = {"kind": "ResourceSlice", "apiVersion": resource.api_version if resource.version == "v1" else ""}
+        unevaluated = all_not_evaluated(Snapshot(slices=tuple({**sl, **head} for sl in slices)))
         slices = list(with_rules(slices, await _rules(client)))
     except ApiError as e:
         yield unknown("slices", e.message)
         return
     found = list(faults(slices, names, others))
-    of_kind = tuple({**sl, "kind": "ResourceSlice"} for sl in slices)
-    found += [unknown("slices", str(part)) for part in all_not_evaluated(Snapshot(slices=of_kind))]
+    found += [unknown("slices", str(part)) for part in unevaluated]
     for driver, there in (devices or {}).items():
         found += list(_compared(driver, there, slices))
     if node and registered is not None:

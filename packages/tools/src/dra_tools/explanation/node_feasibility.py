@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dra_devkit.scheduling.allocator.search import TIME_LIMIT
 from dra_devkit.scheduling.framework import devices as pod_devices
-from dra_devkit.scheduling.framework import extended, pod_info, unsupported
+from dra_devkit.scheduling.framework import extended, node_resources, pod_info, unsupported
 from dra_devkit.scheduling.framework.binding import TIMEOUT
 from dra_devkit.scheduling.framework.claim_cache import is_allocated
 from dra_devkit.scheduling.framework.cycle import Cycle
@@ -96,7 +96,7 @@ class _NodeExamination:
             )
         self.nominated = snapshot.nominated
         self.keys = self._keys(claims)
-        resources, order = self._of_nodes(snapshot.nodes)
+        resources, self.used, order = self._of_nodes(snapshot.nodes)
         known = {*view.cache.extended, *resources}
         filters = NodeFilters(self.pod, list(snapshot.nodes), snapshot.namespaces, claims.by_class, known)
         keys = {n.name: self._node_key(n, filters, claims) for n in snapshot.nodes}
@@ -112,6 +112,7 @@ class _NodeExamination:
             fitting, error = set(), e
         self.deadline = time.monotonic() + TRIALS_LIMIT
         rejected = {keys[name]: rejection for name, rejection in cycle.rejected.items()}
+        too_large = {keys[name]: entries for name, entries in claims.too_large.items()}
         found: dict[Hashable, list[NodeReasons]] = {}
         results = []
         nodes = {n.name: n for n in snapshot.nodes}
@@ -121,7 +122,9 @@ class _NodeExamination:
             if len(alike) < EXAMPLES:  # details that name claims differ between equal nodes
                 fits = key in fitting
                 alike.append(
-                    NodeReasons(node.name, True) if fits else self._examine(node, claims, filters, rejected.get(key))
+                    NodeReasons(node.name, True)
+                    if fits
+                    else self._examine(node, claims, filters, rejected.get(key), too_large.get(key, ()))
                 )
                 results.append(alike[-1])
             else:
@@ -148,12 +151,17 @@ class _NodeExamination:
             found.update(dict.fromkeys(of_node))
         return merged(found)
 
-    def _of_nodes(self, nodes: Sequence[NodeInfo]) -> tuple[Set[str], list[str]]:
-        """Returns the extended resources of all nodes, and the sorted names of the nodes. Both are found once for all pods."""
+    def _of_nodes(self, nodes: Sequence[NodeInfo]) -> tuple[Set[str], list[str], list[str]]:
+        """Returns what is found once for all pods.
+
+        Returns:
+            The extended resources of all nodes; the resources of nodes that devices use; the sorted names of the nodes.
+        """
         if "nodes" not in self.view.found:
             extended_of = {r for n in nodes for r in n.allocatable if is_extended(r)}
-            self.view.found["nodes"] = extended_of, sorted((n.name for n in nodes), key=natural)
-        found: tuple[Set[str], list[str]] = self.view.found["nodes"]
+            used = sorted(node_resources.names_used(self.view.slices))
+            self.view.found["nodes"] = extended_of, used, sorted((n.name for n in nodes), key=natural)
+        found: tuple[Set[str], list[str], list[str]] = self.view.found["nodes"]
         return found
 
     def _without_nomination(self) -> PodInfo:
@@ -164,14 +172,22 @@ class _NodeExamination:
     # --- one node -------------------------------------------------------------------------------
 
     def _examine(
-        self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, rejection: Rejection | None
+        self,
+        node: NodeInfo,
+        claims: PodClaims,
+        filters: NodeFilters,
+        rejection: Rejection | None,
+        too_large: Sequence[JSON],
     ) -> NodeReasons:
+        """Finds the reasons of one node. ``too_large``: what the devices of the claims use of the node, if that is too much."""
         faults = [*filters.faults(node)]
         faults += self._with_nominated(node, filters, {f.text for f in faults})
         faults += self._allocated_for_others(node, claims)
         wanted = self._open(node, claims)
         requests = self._requests(node, wanted, claims) if wanted else []
         enough = all(any(option.enough for option in options) for options in requests)
+        if rejection and not faults and too_large:
+            faults += filters.of_claims(node, too_large)
         if rejection and enough and not faults:
             faults = self._together(node, wanted, rejection, claims)
         elif requests and not enough and self._never_together(node, wanted, requests, claims):
@@ -200,6 +216,7 @@ class _NodeExamination:
             devices,
             filters.key(node),
             tuple(bool(node.allocatable.get(name)) for name in claims.by_class),
+            tuple(node.allocatable.get(name, 0) - node.requested.get(name, 0) for name in self.used),
             tuple(node_selectors.selector_matches(node.node, s) for s in allocated if s is not None),
         )
 

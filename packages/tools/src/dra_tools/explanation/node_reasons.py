@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -11,10 +11,11 @@ from dra_devkit.scheduling.allocator.taints import tolerates
 from dra_devkit.scheduling.framework import filters
 from dra_devkit.scheduling.framework.affinity import PodAffinity
 from dra_devkit.scheduling.framework.node_info import NodeInfo, pods_allowed
-from dra_devkit.scheduling.framework.pod_info import CPU, PodInfo, is_extended
+from dra_devkit.scheduling.framework.pod_info import CPU, PodInfo, is_extended, used_by_claim
 from dra_devkit.scheduling.framework.spread import Spread
 from dra_devkit.scheduling.framework.status import Plugin, Rejection
-from dra_kubeletplugin.base.text import counted
+from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.text import counted, join_names
 from dra_kubeletplugin.resourceapi import node_selectors
 
 from ..taints import BLOCKING_EFFECTS, taint_text
@@ -152,6 +153,27 @@ class NodeFilters:
                     _enough(pod, node, name, wanted - free) if wanted <= has else "",
                 )
                 yield DeviceFault(ReasonKind.RESOURCES, text, change, detail, subject=enough)
+
+    def of_claims(self, node: NodeInfo, entries: Sequence[JSON]) -> Iterator[DeviceFault]:
+        """Yields the resources of which a node has too little for the pod together with the devices of its claims.
+
+        Args:
+            entries: what the devices use that the scheduler chose on the node, by claim.
+        """
+        pod = self.pod.with_claims(entries)
+        for name, wanted in pod.wanted:
+            has = node.allocatable.get(name, 0)
+            free = has - node.requested.get(name, 0)
+            by_claim = {e["resourceClaimName"]: used for e in entries if (used := used_by_claim(e).get(name, 0))}
+            if wanted <= free or not by_claim:
+                continue
+            claims = [f"{_amount(name, used)} by the devices of claim {claim}" for claim, used in by_claim.items()]
+            detail = f"{_amount(name, wanted)} wanted, of which {join_names(claims)}; "
+            detail += f"{_amount(name, max(free, 0))} of {_amount(name, has)} free"
+            ways = [f"devices that use less {name}"] + (["delete pods"] if wanted <= has else [])
+            enough = _enough(pod, node, name, wanted - free) if wanted <= has else ""
+            text = f"the node has too little {name} for the pod and the devices of its claims"
+            yield DeviceFault(ReasonKind.RESOURCES, text, ", or ".join(ways), detail, subject=enough)
 
 
 _SIMILAR = 0.8  # similarity of the names of extended resources, from 0 to 1

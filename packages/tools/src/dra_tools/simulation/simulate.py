@@ -278,7 +278,8 @@ class _Simulator:
         for obj in cluster_reasons.open_claims_and_classes(self.view, info):
             self._unevaluated.update(dict.fromkeys(not_evaluated(self.view.snapshot, obj)))
         devices = self._take(info, claims, node.name, undo)
-        cache.place(info, node.name)
+        offer = claims.offers.get(node.name)
+        cache.place(info.with_claims(offer.node_resources) if offer else info, node.name)
         undo.callback(cache.displace, info.uid)
         return Placement(info.key, node.name, tuple(devices)), None
 

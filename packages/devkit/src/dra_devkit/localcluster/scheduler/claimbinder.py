@@ -24,7 +24,7 @@ from ...scheduling.framework import extended, pod_groups
 from ...scheduling.framework.binding import TIMED_OUT, BindingState, Readiness, state_of
 from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for
 from ...scheduling.framework.devices import NodeAllocation, PodClaims
-from ...scheduling.framework.pod_info import PodInfo
+from ...scheduling.framework.pod_info import OF_CLAIMS, PodInfo
 from ...scheduling.framework.status import Plugin, SchedulerError
 from ..informer import FINALIZER, server_message
 
@@ -157,6 +157,14 @@ class ClaimBinder:
         except ApiError as e:
             raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {server_message(e)}") from None
 
+    async def write_node_resources(self, pod: PodInfo, entries: list[JSON]) -> None:
+        """Writes what the pod's claims use of its node, before the kubelet admits the pod."""
+        patch = {"metadata": {"uid": pod.uid}, "status": {OF_CLAIMS: entries}}
+        try:
+            await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
+        except ApiError as e:
+            raise SchedulerError(f"update pod {pod.key} {OF_CLAIMS}: {server_message(e)}") from None
+
     async def unreserve(self, claim: JSON, consumer: JSON) -> None:
         meta = claim["metadata"]
         entry = {"$patch": "delete", "uid": consumer["uid"]}
@@ -269,6 +277,7 @@ class PodBinding:
         self._offer = offer
         self._allocations: dict[int, JSON] = {}
         self._reserved: list[str] = []
+        self._using_node: PodInfo | None = None  # the pod, if its status may name what its claims use of the node
         for index, allocation in zip(offer.indices, offer.results, strict=True) if offer else ():
             claim = self._claims[index]
             if index == self._extended and offer and offer.extended is not None:
@@ -292,6 +301,15 @@ class PodBinding:
                 if index == self._extended and allocation is None:
                     continue  # device plugins of the node provide the resources
                 await self._write_one(index, pod, allocation)
+            if self._offer and self._offer.node_resources:
+                self._using_node = pod
+                await self._binder.write_node_resources(pod, [self._renamed(e) for e in self._offer.node_resources])
+
+    def _renamed(self, entry: JSON) -> JSON:
+        """Returns an entry with the name of the claim that was created for extended resources."""
+        if entry["resourceClaimName"] != extended.DRAFT:
+            return entry
+        return {**entry, "resourceClaimName": self._claims[self._extended]["metadata"]["name"]}
 
     async def _write_one(self, index: int, pod: PodInfo, allocation: JSON | None) -> None:
         claim = self._claims[index]
@@ -332,6 +350,9 @@ class PodBinding:
             group: also undo the reservation for the pod's PodGroup.
         """
         self.forget()
+        if self._using_node:
+            with contextlib.suppress(SchedulerError):  # the next attempt writes the status again
+                await self._binder.write_node_resources(self._using_node, [])
         for index, (claim, consumer) in enumerate(zip(self._claims, self._consumers, strict=True)):
             if index == self._extended:
                 if not extended.is_draft(claim):

@@ -306,8 +306,9 @@ class Scheduler:
 
     def _assume(self, entry: QueuedPod, node: NodeInfo, claims: PodClaims, tasks: asyncio.TaskGroup) -> None:
         pod = entry.info
-        binding = self.binder.reserve(claims, claims.offers.get(node.name))
-        self.cache.place(pod, node.name)
+        offer = claims.offers.get(node.name)
+        binding = self.binder.reserve(claims, offer)
+        self.cache.place(pod.with_claims(offer.node_resources) if offer else pod, node.name)
         task = tasks.create_task(self._bind(entry, node.name, binding), name=f"binding {pod.key}")
         self._binding[pod.uid] = task
 

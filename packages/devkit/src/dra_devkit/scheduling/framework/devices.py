@@ -1,6 +1,6 @@
 """The claims of one pod in one scheduling cycle: Kubernetes' plugin DynamicResources, PreFilter to Score.
 
-Source: KEP-4381 with 4816, 5004 and 5007.
+Source: KEP-4381 with 4816, 5004, 5007 and 5517.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.resourceapi import node_selectors
 
 from ..allocator.faults import AllocationError, AllocationTimeout, NodeFault
-from . import extended, pod_groups
+from . import extended, node_resources, pod_groups
 from .binding import Readiness, state_of
-from .claim_cache import ClaimCache, is_allocated
+from .claim_cache import ClaimCache, is_allocated, reserved_for
 from .node_allocation import NodeAllocator, fingerprint
 from .node_info import NodeInfo
 from .pod_info import PodInfo
@@ -69,6 +69,7 @@ class NodeAllocation:
     results: list[JSON]
     extended: JSON | None  # the draft of the claim for extended resources, with the requests for this node
     mappings: list[JSON]
+    node_resources: list[JSON] = field(default_factory=list)  # for the pod's status, see the module node_resources
 
 
 @dataclass
@@ -78,6 +79,8 @@ class PodClaims:
     Args:
         unusable: indices of allocated claims that cannot be used on at least one node.
         consumers: the entry of ``reservedFor`` for each claim, in the same order: the pod, or its PodGroup.
+        names: the pod's name for each claim, in the same order.
+        too_large: by node, the ``node_resources`` for which the node has too little.
     """
 
     claims: list[JSON] = field(default_factory=list)
@@ -86,6 +89,8 @@ class PodClaims:
     unusable: list[int] = field(default_factory=list)
     offers: dict[str, NodeAllocation] = field(default_factory=dict)
     consumers: list[JSON] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    too_large: dict[str, list[JSON]] = field(default_factory=dict)
     timeout: float = 0.0  # seconds for binding conditions
 
     @cached_property
@@ -146,8 +151,44 @@ class PodClaims:
         if unusable:
             self.unusable += [i for i in unusable if i not in self.unusable]
             return rejected("resourceclaim not available on the node")
-        self.offers[node.name] = NodeAllocation(wanted, results, filled, mappings)
+        offer = NodeAllocation(wanted, results, filled, mappings)
+        if rejection := self._use_node(pod, node, offer, allocations):
+            return rejection
+        self.offers[node.name] = offer
         return None
+
+    def _use_node(
+        self, pod: PodInfo, node: NodeInfo, offer: NodeAllocation, allocations: NodeAllocator
+    ) -> Rejection | None:
+        """Adds to an offer the resources of the node that its devices use. Returns why the node rejects them, or None."""
+        results = dict(zip(offer.indices, offer.results, strict=True))
+        for index, claim in enumerate(self.claims):
+            allocation = results.get(index) or (claim.get("status") or {}).get("allocation")
+            devices = allocations.using_node(allocation) if allocation else ()
+            if not devices:
+                continue
+            users = {user["uid"] for user in reserved_for(claim)}
+            if users and self.consumers[index]["uid"] not in users:
+                if rejection := node_resources.rejects_sharing(claim, devices):
+                    return rejection
+            try:
+                offer.node_resources.append(node_resources.of_claim(claim, self._containers(pod, index), devices))
+            except AllocationError as e:
+                raise SchedulerError(f'running "{Plugin.DEVICES.value}" filter plugin: {e}') from e
+        rejection = node_resources.rejects(pod, node, offer.node_resources) if offer.node_resources else None
+        if rejection:
+            self.too_large[node.name] = offer.node_resources
+        return rejection
+
+    def _containers(self, pod: PodInfo, index: int) -> list[str]:
+        """Returns the names of the containers that use a claim."""
+        containers = [*(pod.spec.get("initContainers") or ()), *pod.spec["containers"]]
+        name = self.names[index]
+        return [
+            c["name"]
+            for c in containers
+            if any(u["name"] == name for u in (c.get("resources") or {}).get("claims") or ())
+        ]
 
     def _usable(self, claim: JSON, node: NodeInfo) -> bool:
         selector = claim["status"]["allocation"].get("nodeSelector")
@@ -203,6 +244,7 @@ def read(
         pod_groups.group_reference(group) if group and pod_groups.shares(group, e) else own_reference
         for e, _ in entries
     ]
+    names = [str(entry["name"]) for entry, _ in entries]
     by_class = extended.wanted(pod, explicit, classes) if explicit is not None else {}
     extended_claim = None
     if by_class:
@@ -216,8 +258,8 @@ def read(
         if fault := _unknown_class(claim, classes):
             return rejected(fault)
     if extended_claim is not None:
-        claims, consumers = [*claims, extended_claim], [*consumers, own_reference]
-    return PodClaims(claims, extended_claim, by_class, consumers=consumers, timeout=binding_timeout)
+        claims, consumers, names = [*claims, extended_claim], [*consumers, own_reference], [*names, ""]
+    return PodClaims(claims, extended_claim, by_class, consumers=consumers, names=names, timeout=binding_timeout)
 
 
 def _unknown_class(claim: JSON, classes: Collection[str]) -> str:

@@ -26,6 +26,7 @@ from ..allocator.results import allocation_result
 from ..allocator.search import DEFAULT_BEHAVIOR, TIME_LIMIT, Search, SearchState
 from .claim_cache import UNUSED, AllocatedState
 from .node_info import NodeInfo
+from .node_resources import DeviceIndex
 from .slice_cache import PoolCache, Slices
 
 Allocated = list[JSON] | None  # one AllocationResult per claim; None if the claims do not fit
@@ -57,6 +58,7 @@ class AllocationMemory:
     """The cache of results. Only one thread may use it at a time."""
 
     pools: PoolCache = field(default_factory=PoolCache)
+    using_node: DeviceIndex = field(default_factory=DeviceIndex)
     found: OrderedDict[Fingerprints, dict[str, _CachedResult]] = field(default_factory=OrderedDict)
     classes: Mapping[str, JSON] = field(default_factory=dict)
 
@@ -134,6 +136,10 @@ class NodeAllocator:
     def remove_slow_limit(self) -> None:
         """Removes the limit of ``slow_after``; ``limit`` still applies."""
         self._slow_at = math.inf
+
+    def using_node(self, allocation: JSON) -> list[tuple[JSON, JSON]]:
+        """Returns the results whose devices use resources of their node, each with the device."""
+        return self._memory.using_node.devices_of(allocation, self._devices.slices)
 
     def on(self, node: NodeInfo, claims: Sequence[JSON], key: Fingerprints) -> Allocated:
         """Returns the allocation of the claims on a node, from the cache if it is still valid.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.quantity import parse
 
 from . import pod_groups
@@ -24,14 +24,27 @@ Port = tuple[str, str, int]  # protocol, host address, port
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """The resources and ports that a pod needs on a node. They depend only on the fields of its spec in :data:`NEEDS`."""
+    """The resources and ports that a pod needs on a node."""
 
     requests: Mapping[str, int]
     nonzero_requested: tuple[int, int]
     ports: tuple[Port, ...]
 
 
-NEEDS = ("containers", "initContainers", "resources", "overhead", "hostNetwork")
+_NEEDS = ("containers", "initContainers", "resources", "overhead", "hostNetwork")
+OF_CLAIMS = "nodeAllocatableResourceClaimStatuses"
+"""The field of a pod's status with what the devices of its claims use of its node (KEP-5517)."""
+
+
+def parts_of_needs(pod: JSON) -> tuple[int, ...]:
+    """Returns the identities of the parts of a pod that decide its needs."""
+    spec = pod["spec"]
+    return (*(id(spec.get(name)) for name in _NEEDS), id(_entries_of_claims(pod) or None))
+
+
+def _entries_of_claims(pod: JSON) -> Sequence[ReadOnlyJSON]:
+    """Returns what the claims of a pod with a node use of the node. For a pod without a node, the scheduler finds it anew."""
+    return ((pod.get("status") or {}).get(OF_CLAIMS) or ()) if pod["spec"].get("nodeName") else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +107,11 @@ class PodInfo:
         names = first + sorted(n for n in self.requests if n not in first)
         return tuple((n, self.requests[n]) for n in names if self.requests[n])
 
+    def with_claims(self, entries: Sequence[ReadOnlyJSON]) -> PodInfo:
+        """Returns the pod with what its claims use of its node, by entries of :data:`OF_CLAIMS`."""
+        needs = _with_claims(self.needs, self.spec, entries)
+        return replace(self, requests=needs.requests, nonzero_requested=needs.nonzero_requested)
+
     @cached_property
     def has_affinity(self) -> bool:
         return bool(self.spec.get("affinity"))
@@ -113,10 +131,10 @@ def read(pod: JSON, needs: Needs | None = None) -> PodInfo:
     """Reads a pod. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed.
 
     Args:
-        needs: the needs of a pod whose fields :data:`NEEDS` are equal, if known.
+        needs: the needs of a pod with equal :func:`parts_of_needs`, if known.
     """
     meta, spec = pod["metadata"], pod["spec"]
-    needs = needs or _needs(spec)
+    needs = needs or _with_claims(_needs(spec), spec, _entries_of_claims(pod))
     return PodInfo(
         pod,
         str(meta["uid"]),
@@ -141,6 +159,40 @@ def _needs(spec: JSON) -> Needs:
         cpu = _nonzero_requested(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
         memory = _nonzero_requested(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
     return Needs(requests, (cpu, memory), tuple(_ports(spec)))
+
+
+def _with_claims(needs: Needs, spec: JSON, entries: Sequence[ReadOnlyJSON]) -> Needs:
+    """Adds what claims use of the node. An amount in ``spec.resources`` already contains that."""
+    if not entries:
+        return needs
+    of_pod = spec.get("resources") or {}
+    requests, more = dict(needs.requests), {CPU: 0, MEMORY: 0}
+    for entry in entries:
+        for name, amount in used_by_claim(entry).items():
+            if not any(name in (of_pod.get(kind) or {}) for kind in ("requests", "limits")):
+                _add(requests, {name: amount})
+                _add(more, {name: amount})
+    cpu, memory = needs.nonzero_requested
+    return Needs(requests, (cpu + more[CPU], memory + more[MEMORY]), needs.ports)
+
+
+def used_by_claim(entry: ReadOnlyJSON, references: int | None = None) -> dict[str, int]:
+    """Returns what a claim uses of the node of a pod, by its entry in :data:`OF_CLAIMS`.
+
+    Args:
+        references: the number of containers that are counted; by default all that use the claim. As in Kubernetes 1.37, an init
+            container counts for the whole life of the pod (kubernetes#140812).
+    """
+    times = len(entry.get("containers") or ()) if references is None else references
+    used: dict[str, int] = {}
+    for name, amount in (entry.get("resources") or {}).items():
+        _add(used, {name: amount_of(name, amount)})
+    for row in entry.get("mapping") or ():
+        _add(used, {row["name"]: amount_of(row["name"], row["quantity"])})
+    for row in entry.get("overhead") or ():
+        amount = parse(str(row.get("perPod") or 0)) + parse(str(row.get("perContainer") or 0)) * times
+        _add(used, {row["name"]: amount_of(row["name"], amount)})
+    return used
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:

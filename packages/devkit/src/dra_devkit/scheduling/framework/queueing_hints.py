@@ -60,6 +60,8 @@ class ClusterChange:
 _PLACE = frozenset({ChangeKind.NODE_ADDED, ChangeKind.NODE_LABELS})
 _OTHER_PODS = frozenset({ChangeKind.POD_ADDED, ChangeKind.POD_LABELS, ChangeKind.POD_GONE})
 _OWN = frozenset({ChangeKind.OWN})
+_FIT = _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_RESOURCES, ChangeKind.POD_GONE, ChangeKind.CLASS}
+_DEVICES = _OWN | _PLACE | {ChangeKind.NODE_TAINTS, ChangeKind.CLAIM, ChangeKind.CLASS, ChangeKind.SLICE}
 _HELPS: Mapping[Plugin, frozenset[ChangeKind]] = {
     Plugin.GATES: _OWN,
     Plugin.UNSUPPORTED: _OWN | {ChangeKind.POD_GROUP},
@@ -69,10 +71,11 @@ _HELPS: Mapping[Plugin, frozenset[ChangeKind]] = {
     Plugin.TAINTS: _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_TAINTS},
     Plugin.NODE_AFFINITY: _PLACE,
     Plugin.PORTS: frozenset({ChangeKind.NODE_ADDED, ChangeKind.POD_GONE}),
-    Plugin.FIT: _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_RESOURCES, ChangeKind.POD_GONE, ChangeKind.CLASS},
+    Plugin.FIT: _FIT,
     Plugin.SPREAD: _OWN | _PLACE | _OTHER_PODS | {ChangeKind.NODE_TAINTS},
     Plugin.POD_AFFINITY: _OWN | _PLACE | _OTHER_PODS | {ChangeKind.NAMESPACE},
-    Plugin.DEVICES: _OWN | _PLACE | {ChangeKind.NODE_TAINTS, ChangeKind.CLAIM, ChangeKind.CLASS, ChangeKind.SLICE},
+    Plugin.DEVICES: _DEVICES,
+    Plugin.NODE_ALLOCATABLE: _FIT | _DEVICES,
 }
 
 

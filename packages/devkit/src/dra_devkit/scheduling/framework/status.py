@@ -21,6 +21,7 @@ class Plugin(Enum):
     SPREAD = "PodTopologySpread"
     POD_AFFINITY = "InterPodAffinity"
     DEVICES = "DynamicResources"
+    NODE_ALLOCATABLE = "DynamicResources, for resources of the node"
     POD_GROUP = "PodGroup"
     UNSUPPORTED = "local cluster"
 
