@@ -158,12 +158,14 @@ class NodeResource(Immutable):
     Args:
         per_device: the amount of the node's resource that each allocated device uses.
         capacity: instead of ``per_device``, the name of a capacity of the device. Each consumed unit of this capacity
-            uses ``per_unit`` of the node's resource.
+            uses ``per_unit`` of the node's resource. Only for devices with ``allow_multiple_allocations``, because
+            claims consume no capacity of other devices, and the scheduler then ends with an error.
         per_unit: required with ``capacity``.
         per_pod: an additional amount for a pod that uses the device.
         per_container: an additional amount for each container of such a pod.
 
-    Arguments that contradict each other, and invalid amounts, are faults of the device.
+    A claim for a device with ``per_device`` or ``capacity`` can be used by one pod only. Arguments that contradict each
+    other, and invalid amounts, are faults of the device.
     """
 
     __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 - the order of _set
