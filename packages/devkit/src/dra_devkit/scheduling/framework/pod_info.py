@@ -43,7 +43,7 @@ def parts_of_needs(pod: JSON) -> tuple[int, ...]:
 
 
 def _entries_of_claims(pod: JSON) -> Sequence[ReadOnlyJSON]:
-    """Returns what the claims of a pod with a node use of the node. For a pod without a node, the scheduler finds it anew."""
+    """Returns what the claims of a pod with a node use of the node. For a pod without a node, the scheduler computes it again."""
     return ((pod.get("status") or {}).get(OF_CLAIMS) or ()) if pod["spec"].get("nodeName") else ()
 
 
