@@ -28,7 +28,7 @@ from .leadership import Leadership
 from .scope import Scope
 from .server_response import REJECTIONS
 from .status import PoolStatus, PublisherStatus
-from .sync import SupersededError, Sync, Syncer
+from .sync import SupersededError, Syncer
 
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
@@ -252,14 +252,13 @@ class Publisher:
         resource = await self.client.dra("resourceslices")
         await self._set_gates_off(await self._probe.find_gates_off(resource))
         sync = await self._syncer.plan(resource)
-        is_repair = self._is_repair(sync)
-        if is_repair and (delay := self._repair_delay()):
+        if sync.is_repair and (delay := self._repair_delay()):
             times = self._repairs + 1
             self._set_fault(f"another writer changed or deleted slices {times} times; they are restored after a pause")
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._repairs += is_repair
+            self._repairs += sync.is_repair
             self._written_at = time.monotonic()
         self._backoff.reset()
         self._pools = tuple(
@@ -291,13 +290,6 @@ class Publisher:
         self.metrics.inc("dropped_fields_total", len(off - before))
         for gate in slice_gates():
             self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate)
-
-    def _is_repair(self, sync: Sync) -> bool:
-        """Whether the writes restore slices that another writer changed since they were as wanted. The devices did not change."""
-        if not sync.writes or self._syncer.settled_at != sync.version:
-            return False
-        before = {s.name: s.version for s in self._syncer.settled.values()}
-        return before != {s.name: s.version for s in sync.existing}
 
     def _repair_delay(self) -> float:
         """Returns the seconds until the slices may be restored. Two writers that restore their slices must not fill the API server."""

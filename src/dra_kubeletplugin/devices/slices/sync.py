@@ -51,13 +51,13 @@ class Sync:
 
     Attributes:
         plans: one plan for each pool, in the order in which they are carried out.
-        existing: the slices in the API server.
         version: the inventory's version from which the writes were planned.
+        is_repair: whether the writes restore slices that another writer changed since they were as wanted. The devices did not change.
     """
 
     plans: Sequence[WritePlan]
-    existing: Sequence[ExistingSlice]
     version: int
+    is_repair: bool
 
     @property
     def writes(self) -> int:
@@ -75,10 +75,6 @@ class Syncer:
         metrics: Metrics,
         leadership: Leadership,
     ) -> None:
-        self.settled: dict[str, ExistingSlice] = {}
-        """By name: the slices of the last moment when all were as wanted, with the writes since then."""
-        self.settled_at = -1
-        """The inventory's version when all slices were last as wanted."""
         self.dropped: set[str] = set()
         """Fields that the API server dropped and that belong to no known gate."""
         self._client = client
@@ -86,6 +82,9 @@ class Syncer:
         self._scope = scope
         self._metrics = metrics
         self._leadership = leadership
+        # By name: the slices of the last moment when all were as wanted, with the writes since then; and the inventory's version then.
+        self._settled: dict[str, ExistingSlice] = {}
+        self._settled_at = -1
         # Slices that the API server stored otherwise than they were sent, for example without unknown fields: digests of both specs.
         # They need no write while both digests stay the same.
         self._stored_otherwise: dict[str, tuple[bytes, bytes]] = {}
@@ -115,11 +114,12 @@ class Syncer:
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
         self._timed = {}
-        for slice_ in (*self.settled.values(), *existing):
+        for slice_ in (*self._settled.values(), *existing):
             self._timed.setdefault(slice_.pool, {}).update(slice_.timed)
         self._stored_otherwise = {n: d for n, d in self._stored_otherwise.items() if n in self._found}
         plans = await in_own_thread(self._plan_pools, contents, existing)
-        return Sync(plans, existing, version)
+        changed = {s.name: s.version for s in self._settled.values()} != {s.name: s.version for s in existing}
+        return Sync(plans, version, changed and self._settled_at == version and any(p.count for p in plans))
 
     def _read_slices(
         self, items: Sequence[bytes], pools: Collection[str], resource: Resource
@@ -167,7 +167,7 @@ class Syncer:
     def _plan_pool(self, pool: PoolState, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
-        settled = {n: s.names for n, s in self.settled.items() if s.pool == pool.name and filled}
+        settled = {n: s.names for n, s in self._settled.items() if s.pool == pool.name and filled}
         before, gone = previous_contents(existing, settled)
         slices = pack(pool.devices, pool.counter_sets, before, self._inventory.slice_size)
         if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
@@ -226,8 +226,8 @@ class Syncer:
                 rejected = rejected or e
         if rejected:
             raise rejected
-        self.settled, self.settled_at = dict(self._found), sync.version
-        self._metrics.set("slices", len(self.settled))
+        self._settled, self._settled_at = dict(self._found), sync.version
+        self._metrics.set("slices", len(self._settled))
 
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
         for slice_ in plan.delete_first:
@@ -282,7 +282,7 @@ class Syncer:
                 await self._client.delete(resource, slice_.name, uid=slice_.uid, version=slice_.version)
                 self._metrics.inc("slice_writes_total", verb="delete")
         self._found.pop(slice_.name, None)
-        self.settled.pop(slice_.name, None)
+        self._settled.pop(slice_.name, None)
 
     def _check_stored(self, sent: JSON, stored: JSON) -> None:
         """Compares the stored spec with the sent spec, because the API server silently drops unknown fields. Logs each such field once.
@@ -290,7 +290,7 @@ class Syncer:
         Raises :class:`SupersededError` if a dropped field shows that a gate is off: devices must then be published without this gate.
         """
         have = existing_slice(stored)
-        self._found[have.name] = self.settled[have.name] = have
+        self._found[have.name] = self._settled[have.name] = have
         if sent["spec"] == stored["spec"]:
             return
         self._stored_otherwise[have.name] = (digest(sent["spec"]), have.digest)
@@ -310,4 +310,4 @@ class Syncer:
         """Forgets stored specs and dropped fields, because the API server may behave differently now. All slices are compared again."""
         self._found, self._stored_otherwise = {}, {}
         self.dropped.clear()
-        self.settled_at = -1  # so that the next write does not count as a conflict with another writer
+        self._settled_at = -1  # so that the next write does not count as a conflict with another writer
