@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import Field
 from typing import Any
 
-from dra_conformance.catalogue import CATALOGUE, Requirement
-from dra_conformance.reports import catalogue_markdown
+from dra_conformance import CATALOGUE, Requirement
+from dra_conformance.catalogue import GROUPS
 from dra_kubeletplugin import errors
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 from dra_kubeletplugin.base.telemetry import metrics
@@ -55,17 +55,23 @@ def errors_page() -> str:
 
 
 def conformance_page() -> str:
-    head = (
+    lines = [
         "# Checks of conformance",
         "",
         "For authors who want to know why a check of [`dra conformance`](conformance.md) failed, or which rules the suite checks.",
         "Generated from `packages/conformance/src/dra_conformance/checks` by `make docs`. Ids are never renumbered.",
         "",
         " ".join(f"{level}: {level.meaning}." for level in Requirement),
-        "",
-        "",
-    )
-    return "\n".join(head) + catalogue_markdown(list(CATALOGUE.values())).rstrip() + "\n"
+    ]
+    for group, title in GROUPS.items():
+        lines += ["", f"## {title}", "", "| id | level | the driver | if not | source |", "|---|---|---|---|---|"]
+        for c in (c for c in CATALOGUE.values() if c.group == group):
+            cells = (
+                " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+                for text in (c.text, c.consequence, c.source)
+            )
+            lines.append(f"| {c.id} | {c.level} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def settings_page() -> str:

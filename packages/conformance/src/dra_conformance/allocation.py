@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dra_devkit.generations import generation_of, key_of
+from dra_devkit.generations import generation_of, key_of, newest_by_pool
 from dra_devkit.scheduling.allocator.faults import AllocationError
-from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, gather
+from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, gather
 from dra_devkit.scheduling.allocator.results import allocation_result
 from dra_devkit.scheduling.allocator.search import Search, SearchState
+from dra_devkit.scheduling.framework.claim_cache import taken_by
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 
 from .catalogue import CheckSkipped
 
@@ -40,16 +39,11 @@ def candidates_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) 
 def pool_faults(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[str]:
     """Returns the faults of pools that readers do not treat as incomplete: too many slices of one generation, or invalid content."""
     out = []
-    ordered = sorted(slices, key=key_of)
-    for key, found in itertools.groupby(ordered, key_of):
-        of_pool = list(found)
-        newest = max(map(generation_of, of_pool))
-        current = [s for s in of_pool if generation_of(s) == newest]
-        counts = {s["spec"]["pool"]["resourceSliceCount"] for s in current}
-        if len(current) > min(counts):
-            out.append(
-                f"pool {key[1]} has {len(current)} slices of generation {newest}, but its resourceSliceCount is {min(counts)}"
-            )
+    for (_, name), current in sorted(newest_by_pool(slices).items()):
+        count = min(s["spec"]["pool"]["resourceSliceCount"] for s in current)
+        if len(current) > count:
+            number = f"{len(current)} slices of generation {generation_of(current[0])}"
+            out.append(f"pool {name} has {number}, but its resourceSliceCount is {count}")
     return out + [f"pool {p.name} is invalid: {p.invalid}" for p in pools_of(slices, node) if p.invalid]
 
 
@@ -76,12 +70,9 @@ def why_no_device(driver: str, slices: Sequence[Mapping[str, Any]], node: Mappin
 
 def _found_slices(slices: Sequence[Mapping[str, Any]], pool: AllocatorPool) -> str:
     """Returns how many slices of its newest generation a pool has."""
-    own = [s for s in slices if key_of(s) == pool.key]
-    generation = max(map(generation_of, own))
-    newest = [s for s in own if generation_of(s) == generation]
-    return (
-        f"it has {len(newest)} of {newest[0]['spec']['pool']['resourceSliceCount']} slices of generation {generation}"
-    )
+    current = newest_by_pool(slices)[pool.key]
+    wanted = current[0]["spec"]["pool"]["resourceSliceCount"]
+    return f"it has {len(current)} of {wanted} slices of generation {generation_of(current[0])}"
 
 
 def allocate(
@@ -102,10 +93,10 @@ def allocate(
     Raises :class:`CheckSkipped` if no device is free.
     """
     classes = {_CLASS: _class(driver)}
-    state = SearchState(classes, set(), {}, lambda: str(uuid.uuid4()), _TIME_LIMIT)
-    for other in held:
-        for result in other["status"].get("allocation", {}).get("devices", {}).get("results", ()):
-            _hold(state, result)
+    results = [r for c in held for r in c["status"].get("allocation", {}).get("devices", {}).get("results", ())]
+    use = taken_by(results)
+    shares = {device: dict(amounts) for device, amounts in use.shares.items()}
+    state = SearchState(classes, set(use.devices), shares, lambda: str(uuid.uuid4()), _TIME_LIMIT)
     search = Search(state, pools_of(slices, node), [claim])
     try:
         found = search.run()
@@ -115,21 +106,6 @@ def allocate(
         count = len(claim["spec"]["devices"]["requests"])
         raise CheckSkipped(f"the driver publishes too few free devices for this check: it needs {count} more")
     return allocation_result(node, claim, search.picks[0], classes, state.behavior)
-
-
-def _hold(state: SearchState, result: Mapping[str, Any]) -> None:
-    device = DeviceId(result["driver"], result["pool"], result["device"])
-    if not result.get("shareID"):
-        state.in_use.add(device)
-        return
-    used = state.shares.setdefault(device, {})
-    for name, text in (result.get("consumedCapacity") or {}).items():
-        amount = parse(text)
-        used[name] = _sum(used.get(name), amount)
-
-
-def _sum(a: Quantity | None, b: Quantity) -> Quantity:
-    return b if a is None else a + b
 
 
 def _class(driver: str) -> JSON:

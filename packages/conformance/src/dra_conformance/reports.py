@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from dra_kubeletplugin.cli.shell.output import encoded
 
-from .catalogue import GROUPS, ConformanceCheck, Requirement
+from .catalogue import ConformanceCheck, Requirement
 from .runner import CheckOutcome, ConformanceRun, OutcomeStatus
 from .transcript import TranscriptEntry
 
@@ -189,17 +189,3 @@ def _cell(text: str) -> str:
 def catalogue_text(checks: Sequence[ConformanceCheck]) -> Iterator[str]:
     for check in checks:
         yield f"{check.id}  {check.level:<6} {check.text}"
-
-
-def catalogue_markdown(checks: Sequence[ConformanceCheck]) -> str:
-    """Returns the tables of the checks, one for each group."""
-    lines: list[str] = []
-    for group, title in GROUPS.items():
-        if not (found := [c for c in checks if c.group == group]):
-            continue
-        lines += [f"## {title}", "", "| id | level | the driver | if not | source |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {c.id} | {c.level} | {_cell(c.text)} | {_cell(c.consequence)} | {_cell(c.source)} |" for c in found
-        ]
-        lines.append("")
-    return "\n".join(lines)
