@@ -51,11 +51,11 @@ kills = 3
     [
         ("[driver", "Expected '\\]' at the end of a table declaration"),
         ("[drivers]\nname='a'", "unknown field `drivers`"),
-        ("[driver]\nnmae='a'", "unknown field `nmae` - at `\\$.driver`"),
-        ("[driver]\nready_timeout=10", 'a duration is a text such as "10s" or "250ms" - at `\\$.driver.ready_timeout`'),
+        ("[driver]\nnmae='a'", "unknown field `nmae`"),
+        ("[driver]\nready_timeout=10", 'a duration is a text such as "10s" or "250ms" - at `\\$.ready_timeout`'),
         ("[driver]\nready_timeout='soon'", "a duration is a text"),
         ("[driver]\napi_versions=['v2']", "Invalid enum value 'v2'"),
-        ("[devices]\nminimum=-1", "`int` >= 0 - at `\\$.devices.minimum`"),
+        ("[devices]\nminimum=-1", "`int` >= 0 - at `\\$.minimum`"),
         ("[skip]\n'UNP'='no'", r"\[skip\] UNP: there is no such check"),
         ("[skip]\n'REG-001'=''", "length >= 1"),
         (
@@ -67,6 +67,7 @@ kills = 3
     ],
 )
 def test_a_mistake_is_reported(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(SettingsError, match=message):
         read_profile(written(tmp_path, text), list(CATALOGUE))
 

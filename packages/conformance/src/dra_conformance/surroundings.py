@@ -32,7 +32,7 @@ from .driver_command import (
     can_unshare,
 )
 from .kubelet_client import PluginConnection, RegistrationClient, RegistrationInfo, find_sockets, listens
-from .profile import ConformanceProfile
+from .profile import ConformanceProfile, Hook
 from .transcript import Transcript
 
 T = TypeVar("T")
@@ -358,7 +358,7 @@ class DriverSurroundings:
 
     # --- hooks ------------------------------------------------------------------------------------
 
-    async def hook(self, name: str, **values: str) -> int | None:
+    async def hook(self, name: Hook, **values: str) -> int | None:
         """Runs a hook of the profile. Returns its exit code, or None if the profile has no such hook."""
         if not (command := self.profile.hooks.get(name)):
             return None
