@@ -19,7 +19,6 @@ from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin.cli import main
 from dra_tools.doctor import Examination, Finding, Level, examine, kubelet, processes
 from dra_tools.doctor.cluster import PLUGIN, _clock
-from dra_tools.doctor.processes import running
 from tests.helpers.dev_process import GPU, run_dev
 from tests.helpers.drivers import Toy, make_toy_class
 from tests.helpers.objects import slice_of
@@ -171,12 +170,10 @@ def test_doctor_beside_dra_dev_checks_its_node_and_not_this_machine(
     (root / "etc/containerd/config.toml").write_text(
         'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n'
     )
-    seen = list(running(root))
-    monkeypatch.setattr(processes, "running", lambda _: seen)
     with run_dev(tmp_path, GPU) as dev:
-        node = dev.state / "node-1"
-        places = ["--kubeconfig", dev.kubeconfig, "--host-root", str(root), "--kubelet-root", str(node / "kubelet")]
-        main(["doctor", "-o", "json", *places, "--cdi-root", str(node / "cdi"), "--node-name", "node-1"])
+        monkeypatch.chdir(dev.state / "node-1")
+        places = ["--kubeconfig", dev.kubeconfig, "--host-root", str(root), "--kubelet-root", "kubelet"]
+        main(["doctor", "-o", "json", *places, "--cdi-root", "cdi", "--node-name", "node-1"])
         found = json.loads(capsys.readouterr().out)["findings"]
         assert [f for f in found if f["level"] == "failure"] == []
         (kubelet_finding,) = [f for f in found if f["topic"] == "kubelet"]

@@ -101,21 +101,18 @@ def _examination(args: argparse.Namespace) -> Examination:
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     if args.host is False:
         refuse(args, _OF_HOST, "is about this machine: do not combine it with --no-host")
-    local = _is_local(settings.kubelet_root.parent.parent)
+    kubelet_root = settings.kubelet_root.absolute()
+    local = _is_local(kubelet_root.parent.parent)
     # The folders of this machine's kubelet say nothing about the cluster of `dra dev`.
-    other = not local and bool(settings.kubeconfig) and _is_local(Path(settings.kubeconfig).parent)
-    host = (
-        args.host
-        if args.host is not None
-        else bool(settings.node_name) or (settings.kubelet_root.is_dir() and not other)
-    )
+    other = not local and bool(settings.kubeconfig) and _is_local(Path(settings.kubeconfig).absolute().parent)
+    host = args.host if args.host is not None else bool(settings.node_name) or (kubelet_root.is_dir() and not other)
     devices, driver_findings = _devices(args.drivers, settings)
     return Examination(
         api=_api(settings, about_machine=args.host is not False),
         permissions=_PERMISSIONS[wanted],
         host=host,
         host_root=args.host_root or file_system_root(),
-        kubelet_root=settings.kubelet_root,
+        kubelet_root=kubelet_root,
         cdi_root=settings.cdi_root,
         sysfs_root=settings.sysfs_root,
         dev_root=settings.dev_root,
