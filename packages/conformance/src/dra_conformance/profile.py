@@ -108,7 +108,8 @@ def read_profile(path: Path, checks: Sequence[str]) -> ConformanceProfile:
             values["default"] = _parameters(path.parent / values["default"])
         profile = msgspec.convert(values, ConformanceProfile, dec_hook=_decode)
     except OSError as e:
-        raise SettingsError(f"the profile {path}: {e.filename} cannot be read: {e.strerror}") from None
+        what = "the profile" if e.filename == str(path) else f"{path}: the parameters"
+        raise SettingsError(f"{what} {e.filename} cannot be read: {e.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as e:
         raise SettingsError(f"the profile {path}: {e}") from None
     if faults := [f"{path}: {fault}" for fault in _faults(profile, checks)]:
