@@ -69,7 +69,7 @@ class FakePlugin:
         self.cdi: tuple[str, ...] = ()
         self.health = HEALTHY
         self.health_timeout = 30
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._service: grpc.aio.Server | None = None
         self._registrar: grpc.aio.Server | None = None
         self._open: set[asyncio.Task[Any]] = set()
@@ -118,8 +118,8 @@ class FakePlugin:
 
     def send_health(self, health: int) -> None:
         self.health = health
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def count(self, method: str) -> int:
         return sum(m == method for m, _ in self.calls)
@@ -189,7 +189,7 @@ class _Health:
         plugin, module = self.plugin, self.module
         plugin.streams[self.name] += 1
         while True:
-            changed = plugin._changed
+            changed = plugin.changed
             message = module.NodeWatchResourcesResponse()
             entry = message.devices.add(health=plugin.health, last_updated_time=int(time.time()))
             entry.device.pool_name, entry.device.device_name = plugin.pool, plugin.device

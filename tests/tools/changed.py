@@ -26,24 +26,25 @@ _MIN_SECONDS = (
 )
 _MAX_FILES = 25  # The maximum of test files in one run, because each worker imports all of them.
 _START_VARIABLE = "MAKE_CHECK_BEGUN"  # the environment variable with the start time of `make check`
-_DEADLINE = pytest.StashKey[float]()
+DEADLINE = pytest.StashKey[float]()
+"""In the configuration of pytest: the time after which no test starts."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     now = time.time()
-    session.config.stash[_DEADLINE] = max(float(os.environ.get(_START_VARIABLE, now)) + _SECONDS, now + _MIN_SECONDS)
+    session.config.stash[DEADLINE] = max(float(os.environ.get(_START_VARIABLE, now)) + _SECONDS, now + _MIN_SECONDS)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time.time() > item.config.stash[_DEADLINE]:
+    if time.time() > item.config.stash[DEADLINE]:
         pytest.skip("the minute of `make check` has passed; `make test` runs this test")
 
 
-def changed() -> list[Path]:
+def changed(root: Path = ROOT) -> list[Path]:
     """Returns new files and files that differ from the last commit, relative to the root."""
     commands = (["git", "diff", "--name-only", "HEAD"], ["git", "ls-files", "--others", "--exclude-standard"])
-    names = "".join(subprocess.run(c, cwd=ROOT, capture_output=True, text=True, check=True).stdout for c in commands)
-    return [p for p in map(Path, sorted(names.splitlines())) if (ROOT / p).is_file()]
+    names = "".join(subprocess.run(c, cwd=root, capture_output=True, text=True, check=True).stdout for c in commands)
+    return [p for p in map(Path, sorted(names.splitlines())) if (root / p).is_file()]
 
 
 def module(path: Path) -> str:
@@ -77,10 +78,10 @@ def folder_of_tests(path: Path) -> Path:
     return Path(*parts[:-1]) if parts[0] == "tests" else Path("tests", parts[0])
 
 
-def tests_of(files: list[Path]) -> dict[Path, int]:
+def tests_of(files: list[Path], root: Path = ROOT) -> dict[Path, int]:
     """Returns the test files of changed files with their distances, the smallest distance first."""
-    tests = [p.relative_to(ROOT) for folder in ("tests", "drivers") for p in (ROOT / folder).rglob("test_*.py")]
-    texts = {test: (ROOT / test).read_text() for test in sorted(tests)}
+    tests = [p.relative_to(root) for folder in ("tests", "drivers") for p in (root / folder).rglob("test_*.py")]
+    texts = {test: (root / test).read_text() for test in sorted(tests)}
     found: dict[Path, int] = {}
     for file in files:
         for test, text in texts.items():

@@ -29,7 +29,6 @@ from dra_kubeletplugin import (
     SharedStep,
 )
 from dra_kubeletplugin.cdi import directory
-from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.store import files, folder
 from dra_kubeletplugin.plugin.grpc import NodeService
 from tests.helpers.crash.kill_points import kill_at, wrap_method
@@ -236,13 +235,11 @@ def record_syncs() -> None:
 
 def inject_faults() -> None:
     """Adds disk faults. A test activates a fault in the running process with a file of its name in the folder of faults."""
-    attempt = RecordStore._attempt
     write = directory.write_all
 
-    def failing(self: Any, operations: Any, **options: Any) -> Any:
+    def commit_or_fail(*_: Any, **__: Any) -> None:
         if consume_fault("eio") or consume_fault("eio-again"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return attempt(self, operations, **options)
 
     def write_or_fail(fd: int, data: bytes) -> None:
         if is_fault_active("cdi-full"):
@@ -250,7 +247,7 @@ def inject_faults() -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(fd, data)
 
-    RecordStore._attempt = failing  # type: ignore[method-assign]
+    wrap_method(folder.ClaimFolder, "commit", commit_or_fail)
     directory.write_all = write_or_fail
 
 
