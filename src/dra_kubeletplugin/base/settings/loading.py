@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any, TypeVar, overload
 
-from ...errors import SettingsError
+from ...errors import OptionFault, SettingsError
 from .node import Settings
 
 S = TypeVar("S", bound=Settings)
@@ -45,10 +45,10 @@ def load(
 
 def values_of(
     options: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], list[OptionFault]]:
     """Returns the values that are set, by name, and a sentence for each value that cannot be parsed."""
     values: dict[str, Any] = {}
-    faults = []
+    faults: list[OptionFault] = []
     for f in options:
         raw = given.get(f.name)
         source = f.metadata["flag"]
@@ -61,7 +61,7 @@ def values_of(
                 _check_utf8(raw)
             values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
         except ValueError as e:
-            faults.append(f"{source} {raw!r} is {e}")
+            faults.append(OptionFault.of(source, f.metadata["env"], f"{raw!r} is {e}"))
     return values, faults
 
 

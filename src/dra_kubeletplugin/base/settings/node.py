@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...errors import SettingsError
+from ...errors import OptionFault, SettingsError
 from ..files import at_home
 from .folders import folder_faults
 from .values import MAX_DURATION, Audience, duration, one_of, option, read_address, read_count, read_flag
@@ -243,17 +243,18 @@ class Settings:
 
     def common_faults(self) -> list[str]:
         """Returns a sentence for each fault that applies to all roles, except faults of the driver's name."""
-        out = []
+        out: list[str] = []
         if self.kubeconfig and not any(at_home(p).is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         for f in fields(self):
             least, value = f.metadata.get("least"), getattr(self, f.name)
             if least is not None and not least <= value <= MAX_DURATION:
-                out.append(
-                    f"{f.metadata['flag']} ({f.metadata['env']}) {value:g}s must be at least {least:g}s and at most 30 days"
-                )
+                flag, env = f.metadata["flag"], f.metadata["env"]
+                problem = f"{value:g}s must be at least {least:g}s and at most 30 days"
+                out.append(OptionFault.of(f"{flag} ({env})", env, problem))
         if self.call_timeout >= 45:
-            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's time limit of 45s")
+            problem = "must be below the kubelet's time limit of 45s"
+            out.append(OptionFault.of("--call-timeout (CALL_TIMEOUT)", "CALL_TIMEOUT", problem))
         return out
 
     def name_faults(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.driver import Driver, declared, read_options
-from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.errors import OptionFault, SettingsError
 
 from ...yaml.manifests import PlacedText
 
@@ -42,12 +42,10 @@ def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others:
         read_options(driver, {}, {name: value for name, value in option_texts.items() if name in own})
     except SettingsError as e:
         for fault in e.faults:
-            name = fault.partition(" ")[0]
-            yield (
-                PlacedText(f"options.{name}", fault.removeprefix(name).strip())
-                if name in own
-                else PlacedText("options", fault)
-            )
+            if isinstance(fault, OptionFault):
+                yield PlacedText(f"options.{fault.env}", fault.problem)
+            else:
+                yield PlacedText("options", fault)
 
 
 def options_schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:

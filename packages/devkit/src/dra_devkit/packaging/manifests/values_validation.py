@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
@@ -15,7 +15,7 @@ from dra_kubeletplugin.base.settings import ControllerSettings, Settings, Webhoo
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.driver import Driver
-from dra_kubeletplugin.errors import SettingsError, printable
+from dra_kubeletplugin.errors import OptionFault, SettingsError, printable
 
 from ...near_names import nearest_or_all
 from ...yaml.manifests import PlacedText
@@ -125,13 +125,10 @@ def _option_errors(source: ManifestSource, options: JSON) -> Iterator[PlacedText
 def _setting_errors(name: str, value: str, role: type[Settings]) -> list[PlacedText]:
     """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
-        settings = load({}, {name: value}, role)
+        found: Sequence[str] = load({}, {name: value}, role).common_faults()
     except SettingsError as e:
-        return [PlacedText(f"options.{name}", fault.removeprefix(name).strip()) for fault in e.faults]
-    timed = any(f.metadata["env"] == name and "least" in f.metadata for f in role.options())
-    return [
-        PlacedText(f"options.{name}", fault) for fault in settings.common_faults() if timed and f"({name})" in fault
-    ]
+        found = e.faults
+    return [PlacedText(f"options.{name}", f.problem) for f in found if isinstance(f, OptionFault) and f.env == name]
 
 
 def _pci_device_errors(raw: JSON, on: Set[str]) -> Iterator[PlacedText]:
