@@ -105,22 +105,8 @@ class DraError(Exception):
         return clip(head, MAX_MESSAGE_BYTES - len(tail.encode())) + tail
 
 
-class OptionFault(str):
-    """A sentence about the value of one option: its flag or variable, then ``problem``. ``env`` is the option's variable."""
-
-    __slots__ = ("env", "problem")
-    env: str
-    problem: str
-
-    @classmethod
-    def of(cls, source: str, env: str, problem: str) -> OptionFault:
-        fault = cls(f"{source} {problem}")
-        fault.env, fault.problem = env, problem
-        return fault
-
-
 class SettingsError(DraError):
-    """One or more options are invalid; ``faults`` contains a sentence for each, an :class:`OptionFault` for a value."""
+    """One or more options are invalid; ``faults`` contains a sentence for each, an ``OptionFault`` for a value."""
 
     code = "DRA-E001"
     reason = "INVALID_SETTINGS"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from pathlib import Path
@@ -54,10 +53,6 @@ class CheckOfClaim(Config):
     def check(self, claim: object) -> None: ...  # type: ignore[override]
 
 
-class WithoutType(Config):
-    depth = 3
-
-
 class UnsupportedField(Config):
     unsupported: Unsupported | None = None
 
@@ -101,12 +96,8 @@ def raising(error: BaseException) -> Any:
         (driver_class(unprepare=lambda self, claim, force: None), r"unprepare\(claim\): missing a required argument: 'force'"),
         (driver_class(devices=lambda self, host: []), r"D.devices\(self, host\) cannot be called as devices\(\): missing"),
         (driver_class(pools=staticmethod(lambda: [])), r"D.pools is staticmethod, not a method: write `def pools\(self\)`"),
-        (driver_class(pools=classmethod(lambda cls: [])), r"D.pools is classmethod, not a method"),
-        (driver_class(devices=functools.partial(list)), r"D.devices is partial, not a method"),
         (driver_class(name=3), "D.name is int, not text"),
         (driver_class(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`"),
-        (driver_class(devices=property(lambda self: [])), "D.devices is property, not a method"),
-        (driver_class(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
         (driver_class(config=[ValidConfig, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
         (driver_class(config=ValidConfig()), "D.config is ValidConfig"),
         (driver_class(config="Acme"), r"D.config is 'Acme': set it to a subclass of Config"),
@@ -115,10 +106,12 @@ def raising(error: BaseException) -> Any:
         (driver_class(config=CheckOfClaim), r"CheckOfClaim.check\(self, claim.* cannot be called as check\(\)"),
         (driver_class(config=WrongDefault), "WrongDefault.depth = 'many' does not match the field's type: Expected `int`, got `str`"),
         (driver_class(config=WrongChoice), "WrongChoice.mode = 'fast' does not match the field's type"),
-        (driver_class(config=WithoutType), "WithoutType.depth has no type, so claims cannot set it: write `depth: int = ...`"),
         (driver_class(config=UnsupportedField), "UnsupportedField, the config of D, cannot be read from JSON: unsupported is of type Unsupported"),
         (driver_class(config=Outer), "Outer, the config of D, cannot be read from JSON: unsupported is of type Unsupported"),
         (driver_class(config=AmbiguousUnion), "AmbiguousUnion, the config of D, cannot be read from JSON: If a type union contains"),
+        (driver_class(metadata="false"), r"\.metadata is 'false': set it to True or False"),
+        (driver_class(privileged="false"), r"\.privileged is 'false': set it to True or False"),
+        (driver_class(priviledged=True), r"\.priviledged is never used, did you mean `privileged`\?"),
         (driver_class(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': the framework creates the driver without arguments"),
         (driver_class(__init__=lambda self: self.host.pci()), r"self.host is set after __init__, use it in start\(\) or later"),
         (driver_class(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): move code that may fail to start"),
@@ -159,8 +152,6 @@ def test_a_controller_needs_no_prepare() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class D(Driver)\n", r"SyntaxError: expected ':' \(driver.py, line 1\)"),
-        ("import nosuch_sdk\n", r"No module named 'nosuch_sdk' \(.*driver.py:1\)"),
         ("\n\ndef f():\n    return 1 / 0\n\nf()\n", r"ZeroDivisionError: division by zero \(.*driver.py:4\)"),
         ("raise SystemExit(0)\n", r"SystemExit: 0 \(.*driver.py:1\)"),
         ("import other\n", r"ValueError: wrong \(.*other.py:1\)"),
@@ -288,15 +279,3 @@ def test_a_driver_with_metadata_files_needs_a_name_that_is_a_valid_cdi_vendor() 
         make(driver_class(name="0x.example.com", metadata=True))
     make(driver_class(name="0x.example.com"))
     make(driver_class(metadata=True))
-
-
-@pytest.mark.parametrize("name", ["metadata", "privileged"])
-def test_a_switch_must_be_true_or_false(name: str) -> None:
-    """The text ``"false"`` is true in Python, so it would enable the switch."""
-    with pytest.raises(DriverError, match=rf"\.{name} is 'false': set it to True or False"):
-        make(driver_class(**{name: "false"}))
-
-
-def test_a_misspelled_switch_is_rejected_with_the_correct_name() -> None:
-    with pytest.raises(DriverError, match=r"\.priviledged is never used, did you mean `privileged`\?"):
-        make(driver_class(priviledged=True))

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any, TypeVar, overload
 
-from ...errors import OptionFault, SettingsError
+from ...errors import SettingsError
 from .node import Settings
+from .values import OptionFault
 
 S = TypeVar("S", bound=Settings)
 

@@ -11,10 +11,10 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...errors import OptionFault, SettingsError
+from ...errors import SettingsError
 from ..files import at_home
 from .folders import folder_faults
-from .values import MAX_DURATION, Audience, duration, one_of, option, read_address, read_count, read_flag
+from .values import MAX_DURATION, Audience, OptionFault, duration, one_of, option, read_address, read_count, read_flag
 
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER_NAME = 63

@@ -15,6 +15,20 @@ MAX_DURATION = 30 * 86400.0
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+class OptionFault(str):
+    """A sentence about the value of one option: its flag or variable, then ``problem``. ``env`` is the option's variable."""
+
+    __slots__ = ("env", "problem")
+    env: str
+    problem: str
+
+    @classmethod
+    def of(cls, source: str, env: str, problem: str) -> OptionFault:
+        fault = cls(f"{source} {problem}")
+        fault.env, fault.problem = env, problem
+        return fault
+
+
 class Audience(Flag):
     """The processes to which an option applies."""
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dra_kubeletplugin.base.settings.values import OptionFault
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.driver import Driver, declared, read_options
-from dra_kubeletplugin.errors import OptionFault, SettingsError
+from dra_kubeletplugin.errors import SettingsError
 
 from ...yaml.manifests import PlacedText
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
+from dra_kubeletplugin.base.settings.values import OptionFault
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.driver import Driver
-from dra_kubeletplugin.errors import OptionFault, SettingsError, printable
+from dra_kubeletplugin.errors import SettingsError, printable
 
 from ...near_names import nearest_or_all
 from ...yaml.manifests import PlacedText
