@@ -10,9 +10,9 @@ DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist release lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist release lock image sbom site site-versions clean
 help:
-	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # Installs what a driver needs at run time, which is enough for the demo. The first `make test` installs the rest.
 # The four packages are one repository and one version: nobody installs them one by one.
@@ -164,5 +164,9 @@ site: ## build the documentation site into site/; a broken link or reference is 
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build $(ARGS)
 
+site-versions: $(STAMP) ## build the site of each release and of the present commit into site-versions/, with a menu of versions
+	@rm -rf site-versions
+	@$(BIN)/python -m tests.tools.site_versions site-versions
+
 clean:
-	rm -rf site .venv-docs .venv-release .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site site-versions .venv-docs .venv-release .venv-lock $(VENV) .venv-proto .mypy_cache .ruff_cache .pytest_cache .hypothesis
