@@ -12,7 +12,7 @@ ENGINE ?= docker
 
 .PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy e2e drivers dist release lock image sbom site site-versions clean
 help:
-	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # Installs what a driver needs at run time, which is enough for the demo. The first `make test` installs the rest.
 # The four packages are one repository and one version: nobody installs them one by one.

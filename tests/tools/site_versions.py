@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 DEVELOPMENT = "dev"
-_START_PAGE = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}/"><a href="{0}/">{0}</a>\n'
+_START_PAGE = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={0}/"><a href="{0}/">{0}</a>\n'
+)
 
 
 def releases_of(tags: list[str]) -> dict[str, str]:
