@@ -195,23 +195,18 @@ class LeaderElector:
 
     async def _acquire_or_renew(self) -> bool:
         sent = self._clock()
-        is_held = self._lease is not None and self.holder == self.identity
-        if not is_held:
-            found = await self._read()
-            if found is None:
-                if self.holder and self.holder != self.identity and not self._expired():
-                    return False
-                new_lease: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": self._spec(None)}
-                new_lease["metadata"] = {"name": self.name, "namespace": self.namespace}
-                self._store(await self.client.create(LEASES, new_lease))
-                self._renewed_at = sent
-                return True
-            self._store(found)
-            if self.holder and self.holder != self.identity and not self._expired():
-                return False
-        assert self._lease is not None
-        spec = {**(self._lease.get("spec") or {}), **self._spec(self._lease)}
-        self._store(await self.client.update(LEASES, {**self._lease, "spec": spec}))
+        lease = self._lease if self.holder == self.identity else None
+        if lease is None and (lease := await self._read()) is not None:
+            self._store(lease)
+        if self.holder and self.holder != self.identity and not self._expired():
+            return False
+        spec = self._spec(lease)
+        if lease is None:
+            new_lease: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": spec}
+            new_lease["metadata"] = {"name": self.name, "namespace": self.namespace}
+            self._store(await self.client.create(LEASES, new_lease))
+        else:
+            self._store(await self.client.update(LEASES, {**lease, "spec": (lease.get("spec") or {}) | spec}))
         self._renewed_at = sent
         return True
 

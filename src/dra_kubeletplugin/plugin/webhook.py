@@ -89,15 +89,11 @@ class Webhook:
         async with contextlib.AsyncExitStack() as stack:
             stop_with_timeout(stack, "closing the webhook", lambda: server.close(_FINISH))
             async with asyncio.TaskGroup() as tasks:
-                reload = tasks.create_task(self._keep_certificate(server), name="certificate")
+                reload = tasks.create_task(self.certificate.keep(server, self._check_interval), name="certificate")
                 try:
                     yield self
                 finally:
                     reload.cancel()
-
-    async def _keep_certificate(self, server: HttpServer) -> None:
-        async for context in self.certificate.renewed(self._check_interval):
-            server.tls = context
 
     async def _handle(self, request: Request) -> Response:
         match request.path:
@@ -231,9 +227,6 @@ class Certificate:
         self._seen = seen
         return context
 
-    def _shown(self) -> str:
-        return f"--tls-cert-file (TLS_CERT_FILE) {self._cert} with --tls-private-key-file (TLS_PRIVATE_KEY_FILE) {self._key}"
-
     def _faults(self) -> list[str]:
         """Returns why each of the two files cannot be used; if both can be used, that they do not belong together."""
         out = []
@@ -252,7 +245,8 @@ class Certificate:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"
                 )
-        return out or [f"{self._shown()}: the key does not belong to the certificate, or one of the files is damaged"]
+        both = f"--tls-cert-file (TLS_CERT_FILE) {self._cert} with --tls-private-key-file (TLS_PRIVATE_KEY_FILE) {self._key}"
+        return out or [f"{both}: the key does not belong to the certificate, or one of the files is damaged"]
 
     def _stamp(self) -> object:
         try:
@@ -260,8 +254,8 @@ class Certificate:
         except OSError as e:
             return str(e)
 
-    async def renewed(self, every: float) -> AsyncIterator[ssl.SSLContext]:
-        """Checks the files for ever, and yields each new certificate.
+    async def keep(self, server: HttpServer, every: float) -> None:
+        """Checks the files every ``every`` seconds, and lets the server use each new certificate. Never returns.
 
         Files that cannot be used, for example because only one of them is written yet, are logged once and read again later.
         """
@@ -270,12 +264,11 @@ class Certificate:
             if self._stamp() == self._seen:
                 continue
             try:
-                context = self.load()
+                server.tls = self.load()
             except SettingsError as e:
                 if self.fault != e.message:
                     log.error("cannot load the new certificate, so the old one stays in use: %s", e.message)
                 self.fault = e.message
             else:
-                yield context
                 self.fault = ""
                 log.info("loaded the new certificate")
