@@ -2,7 +2,7 @@
 
 Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
 ``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, any text as a date, time, UUID or base64, any keys of a
-mapping, amounts in the wrong order, and any value of a type that parameters rarely have, such as a named tuple. It also accepts
+mapping, and amounts in the wrong order. It accepts any value of a type that parameters rarely have, such as a named tuple, and
 everything that :meth:`Config.check` rejects.
 """
 
