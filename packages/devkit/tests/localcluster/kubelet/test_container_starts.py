@@ -11,7 +11,9 @@ import pytest
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.controllers.workloads import JOBS
 from dra_devkit.localcluster.kubelet import Timers
+from dra_devkit.localcluster.kubelet.containers import config_of
 from dra_devkit.localcluster.runtime import simulated
+from dra_devkit.localcluster.runtime.interface import Role
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube.resource import CONFIG_MAPS, EVENTS, NODES
 from packages.devkit.tests.localcluster.kubelet.harness import KubeletHarness
@@ -133,3 +135,24 @@ async def test_only_a_pod_with_host_network_has_an_address(harness: KubeletHarne
     assert (status["podIP"], status["podIPs"], status["hostIP"]) == (address, [{"ip": address}], address)
     status = (await harness.wait_until_running("own"))["status"]
     assert ("podIP" in status, status["hostIPs"]) == (False, [{"ip": address}])
+
+
+@pytest.mark.parametrize(
+    ("used", "cpu"),
+    [
+        ({"mapping": [{"name": "cpu", "quantity": "2"}], "overhead": [{"name": "cpu", "perContainer": "500m"}]}, 3500),
+        ({"resources": {"cpu": "2"}}, 1000),
+    ],
+)
+async def test_the_cpus_of_its_devices_raise_the_limit_of_a_container_since_1_37(
+    used: JSON, cpu: int, harness: KubeletHarness
+) -> None:
+    body = pod("p")
+    body["status"] = {
+        "nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "c", "containers": ["main"], **used}]
+    }
+    [container] = body["spec"]["containers"]
+    for limits, expected in (({"cpu": "1"}, cpu), ({}, 0)):
+        container["resources"] = {"limits": limits}
+        config = await config_of(harness.cluster.client, body, container, Role.MAIN, 0, {}, [])
+        assert (config.limits.cpu, config.limits.memory) == (expected, 0)

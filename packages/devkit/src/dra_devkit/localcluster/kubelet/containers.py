@@ -11,6 +11,7 @@ from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CONFIG_MAPS, SECRETS
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 
+from ...scheduling.framework.pod_info import CPU, MEMORY, OF_CLAIMS, used_by_claim
 from ..runtime.interface import ContainerConfig, Limits, Mount, Role
 from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
@@ -94,11 +95,11 @@ async def config_of(
         bool(container.get("stdin")),
         bool(container.get("stdinOnce")),
         bool(container.get("tty")),
-        _limits(container),
+        _limits(pod, container),
     )
 
 
-def _limits(container: ReadOnlyJSON) -> Limits:
+def _limits(pod: ReadOnlyJSON, container: ReadOnlyJSON) -> Limits:
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     try:
@@ -106,7 +107,19 @@ def _limits(container: ReadOnlyJSON) -> Limits:
         share = Quantity(str(requests.get("cpu", "0"))).value
     except ValueError as e:
         raise ConfigError(str(e)) from None
-    return Limits(int(memory), math.ceil(cpu * 1000), math.ceil(share * 1000))
+    # Since 1.37, what the devices of a container use of the node raises its limits (KEP-5517). The form of 1.36 has "resources".
+    entries = (pod.get("status") or {}).get(OF_CLAIMS) or ()
+    used = [
+        used_by_claim(e, 1)
+        for e in entries
+        if container["name"] in (e.get("containers") or ()) and "resources" not in e
+    ]
+    of_devices = {name: sum(u.get(name, 0) for u in used) for name in (MEMORY, CPU)}
+    return Limits(
+        int(memory) + of_devices[MEMORY] if memory else 0,
+        math.ceil(cpu * 1000) + of_devices[CPU] if cpu else 0,
+        math.ceil(share * 1000),
+    )
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
