@@ -18,7 +18,7 @@ import pytest
 from dra_devkit.testing import DriverNode, node_with
 from dra_kubeletplugin.cli import main
 from dra_tools.doctor import Examination, Finding, Level, examine, kubelet, processes
-from dra_tools.doctor.cluster import PLUGIN, _clock
+from dra_tools.doctor.cluster import PLUGIN, clock_finding
 from tests.helpers.dev_process import GPU, run_dev
 from tests.helpers.drivers import Toy, make_toy_class
 from tests.helpers.objects import slice_of
@@ -252,5 +252,5 @@ async def test_doctor_names_published_devices_of_a_driver_without_a_plugin_on_th
 def test_a_clock_is_wrong_if_the_servers_time_is_not_between_request_and_response(
     sent: float, received: float, level: Level, expected: str
 ) -> None:
-    finding = _clock(email.utils.formatdate(1000.0, usegmt=True), sent, received)
+    finding = clock_finding(email.utils.formatdate(1000.0, usegmt=True), sent, received)
     assert (finding.level, expected in finding.text) == (level, True), finding

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dra_kubeletplugin.claims import Record, State
-from dra_tools.doctor.gathering import _row
+from dra_tools.doctor.gathering import record_json
 
 
 def test_gather_writes_steps_and_shared_steps_without_their_data() -> None:
     secret = {"password": "x"}
-    row = _row(
+    row = record_json(
         Record(
             *("uid", "ns", "name", State.PREPARED, "boot"),
             devices=[{"pool": "p", "device": "d", "data": secret}],

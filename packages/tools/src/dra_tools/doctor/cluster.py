@@ -83,7 +83,7 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         )
         return
     yield ok("API server", f"{client.config.server} is Kubernetes {version.get('gitVersion', '?')}")
-    yield _clock(response.header(b"date"), before, after)
+    yield clock_finding(response.header(b"date"), before, after)
     async for finding in _served(client):
         yield finding
     yield await _gates(client)
@@ -91,7 +91,7 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         yield finding
 
 
-def _clock(date: str, before: float, after: float) -> Finding:
+def clock_finding(date: str, before: float, after: float) -> Finding:
     """Compares the clocks.
 
     Args:

@@ -162,7 +162,7 @@ def _host(what: Examination, archive: Archive) -> None:
         except DraError as e:
             archive.add(f"records/{name}.error", redact_text(e.message))
             continue
-        archive.add_json(f"records/{name}.json", [_row(r) for r in rows])
+        archive.add_json(f"records/{name}.json", [record_json(r) for r in rows])
 
 
 def _spec(raw: str) -> str:
@@ -172,7 +172,7 @@ def _spec(raw: str) -> str:
         return redact_text(raw)
 
 
-def _row(row: Any) -> ReadOnlyJSON:
+def record_json(row: Any) -> ReadOnlyJSON:
     """Returns the record without the driver's own data, which may contain secrets."""
     if not isinstance(row, Record):
         return {"uid": row.uid, "unreadable": row.reason}
