@@ -178,9 +178,12 @@ def test_patterns_of_attributes_that_no_device_has_fail(e2e: E2e, tmp_path: Path
 
 
 def test_ctrl_c_leaves_nothing_behind(e2e: E2e) -> None:
+    """As GitHub cancels a job: SIGINT, and SIGTERM while the clean-up runs."""
     process = e2e.start("--image", IMAGE)
     block_until(lambda: "survivor" in e2e.dev.kubectl("get", "pods", "-n", "dra-e2e"), limit=300)
     process.send_signal(signal.SIGINT)
+    block_until(lambda: "Running" not in e2e.dev.kubectl("get", "pods", "-n", "dra-e2e"), limit=300)
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
     assert e2e.left() == []

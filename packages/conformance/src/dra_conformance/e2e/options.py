@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 from .cluster import Cluster, Profile, Settings
 from .deployment import Deployment
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _KIND = "kind load docker-image {image} --name {context}"
 
 
@@ -58,9 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_DEPLOYMENT] = _deployment(cluster, config.getoption)
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _ignore_signals()
         raise KeyboardInterrupt  # pytest then runs the fixtures' teardown, which cleans up
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in _SIGNALS:
+        signal.signal(number, stop)
+
+
+def _ignore_signals() -> None:
+    """A second Ctrl-C, or the SIGTERM with which a CI follows up, must not end the clean-up."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _deployment(cluster: Cluster, option: Callable[[str], Any]) -> Deployment:
@@ -91,11 +100,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         deployment.deploy()
         yield found
     finally:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave objects behind
-        try:
-            deployment.remove()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        _ignore_signals()
+        deployment.remove()
 
 
 @pytest.fixture(scope="session")
