@@ -42,6 +42,14 @@ def test_every_field_of_a_served_kind_has_a_number() -> None:
     assert {w for w in without if not w.endswith(newer)} == set()
 
 
+@pytest.mark.parametrize("kind", [*SERVED, *BODIES], ids="/".join)
+def test_two_fields_of_a_message_have_different_numbers(kind: tuple[str, str, str]) -> None:
+    """A row of the table of fields has one number for all versions, and types of v1beta1 have other numbers than those of v1."""
+    for shape in structs_of(kind):
+        numbers = [field.wire for field in shape.fields.values() if field.wire]
+        assert len(set(numbers)) == len(numbers), shape.name
+
+
 def structs_of(kind: tuple[str, str, str]) -> list[Struct]:
     """Returns all structs of a kind."""
     found: dict[str, Struct] = {}
