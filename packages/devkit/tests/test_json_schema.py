@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -57,22 +59,27 @@ class Data:
 
 
 SCALARS: list[Any] = [
-    int, float, str, bool, None, Literal["a", 1, None], Colour, Number, Quantity, Version, Any, int | str | None, float | Sequence[int], Inner | None,
+    int, float, str, bool, None, Literal["a", 1, None], Colour, Number, Quantity, Version, bytes, uuid.UUID, datetime.date,
+    datetime.datetime, datetime.time, datetime.timedelta, Any, int | str | None, float | Sequence[int], Inner | None,
     Annotated[int, Meta(ge=1, le=8)], Annotated[float, Meta(gt=0.5, lt=8)], Annotated[int, Meta(multiple_of=4)],
-    Annotated[str, Meta(pattern="^a")], Annotated[str, Meta(min_length=1, max_length=3)],
+    Annotated[str, Meta(pattern="^a")], Annotated[str, Meta(min_length=1, max_length=3)], Annotated[datetime.datetime, Meta(tz=True)],
+    Annotated[datetime.time, Meta(tz=False)],
 ]  # fmt: skip
 LISTS: list[Any] = [
     Sequence[int], Annotated[Sequence[int], Meta(min_length=1, max_length=2)], set[int], frozenset[str], tuple[int, ...], tuple[int, bool],
     tuple[()], list,
 ]  # fmt: skip
 OBJECTS: list[Any] = [
-    Mapping[str, int], Annotated[Mapping[str, int], Meta(max_length=1)], dict, Mapping[str, One], Inner, One, One | Two,
+    Mapping[str, int], Annotated[Mapping[str, int], Meta(max_length=1)], Mapping[int, str], Mapping[Literal["a", "b"], int], dict,
+    Mapping[Annotated[str, Meta(max_length=2)], int], Mapping[Colour, int], Mapping[datetime.date, int], Mapping[str, One], Inner, One, One | Two,
     One | None, Open, Typed, Data, Capacity, RequestPolicy,
 ]  # fmt: skip
 
 TEXTS = [
     "", "a", "b", "abcd", "red", "one", "two", "x", "1", "12", "1Gi", "1.5", "+.5", "1e3", "-1Gi", "1Ki5", "1.2.3", "1.2.3-rc.1+b", "1..2", "v1.2.3",
-    "01.2.3", "2020-01-01", "NaN", "é", "\u0661",
+    "01.2.3", "2020-01-01", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00", "2020-01-01 00:00:00.5+0100", "00:00:00", "00:00", "00:00:00Z",
+    "P1D", "-PT1.5S", "P1DT1H", "P", "P1M", "d94f1a3e-9f3d-4b38-9b4d-0d6f7d8a7c11", "d94f1a3e9f3d4b389b4d0d6f7d8a7c11", "d94f1a3e", "YWJj", "YWI=",
+    "YWJ", "NaN", "é", "\u0661",
 ]  # fmt: skip
 # Not 1.0, which is an integer in JSON Schema. No nested null, which is an omitted field in Kubernetes.
 _scalar = st.booleans() | st.integers(-3, 13) | st.sampled_from([0.5, 0.25, 1.5, 2**63, 2**64 - 1, -(2**63), *TEXTS])

@@ -1,9 +1,8 @@
 """Creates the JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
 
 Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
-``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, any text as a date, time, UUID or base64, any keys of a
-mapping, and amounts in the wrong order. It accepts any value of a type that parameters rarely have, such as a named tuple, and
-everything that :meth:`Config.check` rejects.
+``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, dates that do not exist, amounts in the wrong order, and any
+value of a type that parameters rarely have, such as a named tuple. It also accepts everything that :meth:`Config.check` rejects.
 """
 
 from __future__ import annotations
@@ -55,14 +54,19 @@ _FORMS: dict[type, JSON] = {  # types with their own JSON form
     },
 }
 _WITHIN: dict[type, tuple[type, ...]] = {RequestPolicy: (Quantity,), Capacity: (Quantity, RequestPolicy)}
-_TEXTS = (
-    inspect.BytesType,
-    inspect.DateTimeType,
-    inspect.DateType,
-    inspect.TimeDeltaType,
-    inspect.TimeType,
-    inspect.UUIDType,
-)
+_DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = "[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?"
+_OFFSET = "([Zz]|[+-][0-9]{2}:?[0-9]{2})"
+_HEX = "[0-9a-fA-F]"
+_AMOUNT = "[0-9]+([.][0-9]+)?"
+_SMALLER = f"({_AMOUNT}[Hh])?({_AMOUNT}[Mm])?({_AMOUNT}[Ss])?"
+# Patterns of types that are text in JSON. JSON Schema also has formats, but validators treat formats differently.
+_TEXTS: dict[type[inspect.Type], str] = {
+    inspect.DateType: _DATE,
+    inspect.TimeDeltaType: f"[+-]?[Pp](?=[0-9Tt])({_AMOUNT}[Dd])?([Tt](?=[0-9]){_SMALLER})?",
+    inspect.UUIDType: f"({_HEX}{{32}}|{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}})",
+}
+_BASE64 = "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
 _LIMITS = {
     "gt": "exclusiveMinimum",
     "ge": "minimum",
@@ -119,8 +123,8 @@ class _Walk:
     def of(self, info: Any) -> JSON:
         if isinstance(info, inspect.Metadata):
             return self.of(info.type) | (info.extra_json_schema or {})
-        if isinstance(info, _TEXTS):
-            return {"type": "string"}
+        if (text := _TEXTS.get(type(info))) is not None:
+            return _text(text)
         match info:
             case inspect.StructType(array_like=False) | inspect.DataclassType() | inspect.TypedDictType():
                 return self._reference(info)
@@ -134,8 +138,14 @@ class _Walk:
             case inspect.EnumType():
                 return {"enum": [member.value for member in info.cls]}
             case inspect.DictType():
+                names = self._key(info.key_type)
                 values = {"additionalProperties": self.of(info.value_type)}
-                return {"type": "object"} | values | _sizes(info, "Properties")
+                return (
+                    {"type": "object"}
+                    | ({"propertyNames": names} if names else {})
+                    | values
+                    | _sizes(info, "Properties")
+                )
             case inspect.TupleType():
                 items = [self.of(t) for t in info.item_types]
                 sizes = {"minItems": len(items), "maxItems": len(items)}
@@ -152,7 +162,27 @@ class _Walk:
                 return {"type": "boolean"}
             case inspect.NoneType():
                 return {"type": "null"}
+            case inspect.BytesType():
+                return {"contentEncoding": "base64"} | _text(_BASE64)
+            case inspect.DateTimeType() | inspect.TimeType():
+                day = f"{_DATE}[Tt ]" if isinstance(info, inspect.DateTimeType) else ""
+                return _text(f"{day}{_TIME}" + {None: f"{_OFFSET}?", True: _OFFSET, False: ""}[info.tz])
         return {}
+
+    def _key(self, info: Any) -> JSON:
+        """Returns the schema of a mapping's keys, which are text in JSON; empty if any text is allowed."""
+        match info:
+            case inspect.Metadata():
+                return self._key(info.type)
+            case inspect.LiteralType():
+                return {"enum": [str(value) for value in info.values]}
+            case inspect.EnumType():
+                return {"enum": [str(member.value) for member in info.cls]}
+            case inspect.IntType():
+                return {"pattern": "^-?(0|[1-9][0-9]*)$"}
+            case inspect.StrType():
+                return _sizes(info, "Length") | _limits(info)
+        return {"pattern": f"^({_TEXTS[type(info)]})$"} if type(info) in _TEXTS else {}
 
     def _form(self, cls: type) -> JSON:
         # `_reference` uses none of these names for an author's class.
@@ -174,6 +204,10 @@ class _Walk:
 def _tagged(info: Any) -> JSON:
     """Requires the tag of a struct in a union. A struct alone may omit its tag."""
     return {"required": [info.tag_field]} if getattr(info, "tag_field", None) else {}
+
+
+def _text(pattern: str) -> JSON:
+    return {"type": "string", "pattern": f"^{pattern}$"}
 
 
 def _default(field: inspect.Field) -> JSON:

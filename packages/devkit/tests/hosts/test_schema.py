@@ -118,6 +118,15 @@ def test_a_description_is_equal_after_writing_and_reading_yaml(description: dict
         assert schema.load(file) == machine
 
 
+@settings(max_examples=60, deadline=None)
+@given(descriptions())
+def test_each_function_has_a_unique_address(description: dict[str, Any]) -> None:
+    machine = schema.parse(description)
+    addresses = [fn.address for fn in machine.functions]
+    addresses += [fn.virtual(i).address for fn in machine.functions if fn.vfs for i in range(fn.vfs.total)]
+    assert len(addresses) == len(set(addresses))
+
+
 def without_unrecorded_fields(fn: Function) -> Function:
     """Returns ``fn`` without the fields that a record omits: other files, and the settings of disabled virtual functions."""
     vfs = fn.vfs
@@ -181,10 +190,15 @@ ALIAS_BOMB = "- &a [1, 2]\n" + "".join(
 )
 WRONG = {
     "a misspelled key": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key, did you mean 'vendor'?"),
+    "a misspelled top-level key": (HEAD + "function: []\n", ":5: function: unknown key, did you mean 'functions'?"),
     "a misspelled nested key": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key, did you mean 'total'?"),
     "an address without a function": ("functions:\n- {address: 0000:17:00, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:00' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
+    "an invalid device number": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
+    "an address that is a number": ("functions:\n- {address: 17, vendor: 1, device: 2}\n", ":2: functions[0].address: 17: expected `str`, got `int`"),
     "no vendor": ("functions:\n- address: 0000:17:00.0\n  device: 1\n", ":2: functions[0]: `vendor` is missing"),
+    "a vendor in quotes": ('functions:\n- {address: 0000:17:00.0, vendor: "0x10ee", device: 1}\n', ":2: functions[0].vendor: '0x10ee': expected `int`, got `str`"),
     "a vendor beyond 16 bits": ("functions:\n- {address: 0000:17:00.0, vendor: 0x10ee0, device: 1}\n", ":2: functions[0].vendor: 69344: expected `int` <= 65535"),
+    "a flag that is a word": (HEAD + "  boot_vga: maybe\n", ":5: functions[0].boot_vga: 'maybe': expected `bool`, got `str`"),
     "an invalid link speed": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link: speed 12 is not one of 2.5, 5, 8, 16, 32, 64"),
     "too many enabled virtual functions": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs: 5 virtual functions are more than the total of 4"),
     "virtual functions without a driver": (HEAD + "  vfs: {total: 4, enabled: 4}\n", ":2: functions[0]: the kernel enables virtual functions only for a function with a driver: set `driver`"),
@@ -198,6 +212,7 @@ WRONG = {
     "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 already belongs to node 0"),
     "a file that a key describes": (HEAD + "  attributes: {numa_node: 1}\n", ":2: functions[0]: set numa_node with the key `numa`"),
     "a file outside of the folder": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is not a path within the folder"),
+    "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240: expected `str`, got `int`"),
     "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":2: functions[0]: fpga0: dev 240 is not major:minor, such as 240:0"),
     "a link that exists for every device": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":2: functions[0]: fpga0: device is created for every device: remove it"),
     "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is not a path within the folder"),
@@ -205,7 +220,9 @@ WRONG = {
     "a file that is a list": (HEAD + "  classes:\n    fpga:\n      fpga0: {size: 1}\n      fpga1: {dev: [1]}\n", ":8: functions[0].classes.fpga.fpga1.dev: [1]: expected `bool | int | float | str`, got `array`"),
     "CPUs that are no list": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 4-x}\n", ":7: numa_nodes[1]: '4-x' is not a list of CPUs: write it like 0-3,8-11"),
     "a duplicate key": (HEAD + "  vendor: 1\n", ":5: the key 'vendor' was already used in line 3: one of the values is lost"),
+    "no list": ("functions: {}\n", ":1: functions: {}: expected `array`, got `object`"),
     "nothing": ("", ": None: expected `object`, got `null`"),
+    "no YAML": ("functions: [\n", ":2:1: not valid YAML: a value is missing"),
     "no YAML at all": ("\t", ":1:1: not valid YAML: a tab: YAML is indented with spaces"),
     "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: put everything into one document"),
     "an alias bomb": (ALIAS_BOMB, ":6:3: not valid YAML: aliases repeat more than 1000000 characters: write the values out"),

@@ -313,6 +313,17 @@ async def test_devices_of_one_card_are_allocated_together_only_with_a_common_gro
         assert device_names == (["a", "c"] if is_on else ["a", "b", "c", "d"])
 
 
+@pytest.mark.parametrize(("release", "bound"), [("1.36", 1), ("1.37", 0)])
+async def test_three_devices_may_repeat_a_distinct_value_only_before_1_37(release: str, bound: int) -> None:
+    """kubernetes/kubernetes#140600."""
+    devices = [{"name": n, "attributes": {"rail": {"int": v}}} for n, v in (("a", 1), ("b", 2), ("c", 1))]
+    spec = claim_spec(count=3)
+    spec["devices"]["constraints"] = [{"distinctAttribute": f"{DRIVER}/rail"}]
+    async with LocalCluster(features=Features.of(release), timers=TIMERS) as cluster:
+        await cluster.apply(device_class(), slice_of("node-1", devices), claim("c", spec))
+        assert len(await wait_for_allocations(cluster, pod("p", claims=["c"]), bound=bound)) == bound
+
+
 @pytest.mark.parametrize(("release", "consumed"), [("1.36", "1"), ("1.37", "400m")])
 async def test_capacity_is_rounded_to_steps_in_thousandths_since_1_37(release: str, consumed: str) -> None:
     policy = {"default": "200m", "validRange": {"min": "200m", "max": "1", "step": "100m"}}
@@ -328,6 +339,31 @@ async def test_capacity_is_rounded_to_steps_in_thousandths_since_1_37(release: s
         allocations = await wait_for_allocations(cluster, pod("p", claims=["c"]), bound=1)
         [result] = allocations["c"]["devices"]["results"]
         assert result["consumedCapacity"] == {"cores": consumed}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_devices_of_two_drivers_are_aligned_by_derived_attributes_if_the_gate_is_on(is_on: bool) -> None:
+    """KEP-6080, "GPU & NIC NUMA alignment"."""
+    other = "nic.example.com"
+    gpus = [{"name": f"g{n}", "attributes": {"numa": {"int": n}}} for n in range(2)]
+    nics = [{"name": "e1", "attributes": {"numaNode": {"int": 1}}}]
+    spec = claim_spec(name="gpu")
+    [request] = spec["devices"]["requests"]
+    request["exactly"]["derivedAttributes"] = [
+        {"name": "derived/numa", "expression": f"device.attributes['{DRIVER}'].numa"}
+    ]
+    derived = [{"name": "derived/numa", "expression": f"device.attributes['{other}'].numaNode"}]
+    nic = {"deviceClassName": "nics", "count": 1, "derivedAttributes": derived}
+    spec["devices"]["requests"].append({"name": "nic", "exactly": nic})
+    spec["devices"]["constraints"] = [{"requests": ["gpu", "nic"], "matchAttribute": "derived/numa"}]
+    features = Features.of("1.37", {"DRADerivedAttributes": is_on})
+    async with LocalCluster(features=features, timers=TIMERS) as cluster:
+        slices = slice_of("node-1", gpus), slice_of("node-1", nics, driver=other, name="nics")
+        await cluster.apply(device_class(), device_class("nics", other), *slices, claim("c", spec))
+        bound = 1 if is_on else 0  # without the gate, no device has the attribute
+        allocations = await wait_for_allocations(cluster, pod("p", claims=["c"]), bound=bound)
+        found = [r["device"] for a in allocations.values() for r in a["devices"]["results"]]
+        assert found == (["g1", "e1"] if is_on else [])
 
 
 async def test_a_default_that_is_not_a_multiple_of_the_step_is_rejected_since_1_37() -> None:

@@ -276,6 +276,22 @@ def test_written_documents_are_read_with_their_lines(
     assert (faults, [d.value for d in found], places) == ([], [w[0] for w in written], lines)
 
 
+@given(st.lists(VALUES, max_size=4), st.sampled_from(["", " ", "\n", "\r\n\t"]), st.booleans())
+def test_json_documents_are_read_in_order_and_yaml_may_follow_only_the_first(
+    values: list[dict[str, Any]], gap: str, tail: bool
+) -> None:
+    text = gap.join(map(json.dumps, values)) + ("\n---\nz: 1\n" if tail else "")
+    found, fault = [], False
+    try:
+        found += [p.value for p in stream.parts(text)]
+    except stream.StreamFault:
+        fault = True
+    if len(values) > 1 and tail:
+        assert fault
+    else:
+        assert (found, fault) == ([*values, *([{"z": 1}] if tail else ())], False)
+
+
 @given(
     st.binary(max_size=40)
     | st.text(st.sampled_from("-.{}[]\"':,#&*!|> \t\r\n\ufeff\u2028\x85ab1\\%é"), max_size=40).map(str.encode)

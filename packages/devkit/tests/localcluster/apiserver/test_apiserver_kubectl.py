@@ -188,13 +188,18 @@ async def test_unsupported_kinds_are_rejected_with_the_reason(kubectl: Kubectl) 
 
 
 @pytest.mark.full
-async def test_kubectl_auth_lists_permissions(kubectl: Kubectl) -> None:
+async def test_kubectl_auth_lists_permissions_and_escalation_is_rejected(kubectl: Kubectl) -> None:
     await kubectl("create", "serviceaccount", "reader")
     as_reader = "--as=system:serviceaccount:default:reader"
     assert "selfsubjectaccessreviews" in await kubectl("auth", "can-i", "--list", as_reader)
     await kubectl("create", "rolebinding", "views", "--clusterrole=view", "--serviceaccount=default:reader")
     assert (await kubectl("auth", "can-i", "list", "pods", as_reader)).strip() == "yes"
     await kubectl("auth", "can-i", "list", "secrets", as_reader, fails=True)
+    await kubectl("create", "clusterrole", "grants", "--verb=create", "--resource=roles")
+    await kubectl("create", "rolebinding", "grants", "--clusterrole=grants", "--serviceaccount=default:reader")
+    rejection = await kubectl("create", "role", "more", "--verb=get", "--resource=secrets", as_reader, fails=True)
+    assert "is attempting to grant RBAC permissions not currently held" in rejection
+    await kubectl("create", "role", "same", "--verb=get", "--resource=pods", as_reader)
     await kubectl("create", "clusterrole", "more-view", "--verb=list", "--resource=secrets")
     await kubectl("label", "clusterrole", "more-view", "rbac.authorization.k8s.io/aggregate-to-view=true")
     assert (await kubectl("auth", "can-i", "list", "secrets", as_reader)).strip() == "yes"
@@ -220,7 +225,9 @@ async def test_a_bound_token_contains_its_node_and_expires_with_its_pod(kubectl:
 
 
 @pytest.mark.full
-async def test_kubectl_auth_and_top_return_results(kubectl: Kubectl) -> None:
+async def test_kubectl_explain_auth_and_top_return_results(kubectl: Kubectl) -> None:
+    assert "FIELDS:" in await kubectl("explain", "pod.spec")
+    assert "allocationMode" in await kubectl("explain", "resourceclaim.spec.devices.requests.exactly", "--recursive")
     assert "deviceclasses" in await kubectl("api-resources")
     assert (await kubectl("auth", "can-i", "create", "pods")).strip() == "yes"
     await kubectl("auth", "can-i", "create", "pods", "--as=me", fails=True)

@@ -516,16 +516,20 @@ async def test_a_watch_with_a_node_selector_sends_no_events_of_other_nodes(curl:
     assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
 
 
-async def test_discovery_lists_the_category_all_and_openapi_lists_options(curl: ApiCaller) -> None:
+async def test_discovery_lists_the_category_all_and_openapi_lists_schemas(curl: ApiCaller) -> None:
     resources = (await curl("GET", "/apis/apps/v1")).json["resources"]
     assert {r["name"] for r in resources if "all" in r.get("categories", ())} >= {
         "deployments",
         "daemonsets",
         "replicasets",
     }
-    paths = (await curl("GET", "/openapi/v3/api/v1")).json["paths"]
-    options = paths["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"]["parameters"]
-    assert "fieldValidation" in {o["name"] for o in options}
+    document = (await curl("GET", "/openapi/v3/api/v1")).json
+    spec = document["components"]["schemas"]["io.k8s.api.core.v1.PodSpec"]["properties"]
+    assert spec["resourceClaims"]["x-kubernetes-list-map-keys"] == ["name"]
+    assert "go" not in spec["nodeName"]
+    assert spec["resourceClaims"]["items"]["$ref"] in {
+        f"#/components/schemas/{name}" for name in document["components"]["schemas"]
+    }
 
 
 async def test_a_warning_reports_stored_fields_without_effect(curl: ApiCaller) -> None:

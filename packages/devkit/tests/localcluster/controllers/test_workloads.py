@@ -188,3 +188,17 @@ async def test_a_pod_is_available_after_min_ready_seconds(cluster: LocalCluster)
     await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("readyReplicas") == 1)
     deployment = await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("unavailableReplicas") == 1)
     assert "availableReplicas" not in deployment["status"]
+
+
+async def test_a_rollout_past_its_progress_deadline_reports_it(cluster: LocalCluster) -> None:
+    body = workload("apps/v1", "Deployment", "web", replicas=1, progressDeadlineSeconds=1)
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"no": "where"}
+    await cluster.apply(body)
+    deployment = await wait_for_status(
+        cluster,
+        DEPLOYMENTS,
+        "web",
+        lambda s: any(c["status"] == "False" and c["type"] == "Progressing" for c in s.get("conditions") or []),
+    )
+    reasons = {c["type"]: c["reason"] for c in deployment["status"]["conditions"]}
+    assert reasons["Progressing"] == "ProgressDeadlineExceeded"

@@ -306,6 +306,8 @@ _NO_KEY = [{"key": "none", "path": "p"}]
     [
         ({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "seccompProfile x"),
         ({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "appArmorProfile x"),
+        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "SysctlForbidden"),
+        ({"hostname": "h" * 60, "subdomain": "s", "setHostnameAsFQDN": True}, "64 characters is the max"),
         ({"volumes": [{"name": "v", "emptyDir": {"medium": "HugePages"}}]}, "the medium HugePages"),
         (
             {"volumes": [{"name": "v", "configMap": {"name": "empty", "items": _NO_KEY}}]},

@@ -121,10 +121,20 @@ async def test_a_status_below_400_passes(status: int, result: str) -> None:
     assert sum(line.startswith("Host:") for line in lines) == 1
 
 
-async def test_a_redirect_passes() -> None:
-    async with serve(lambda _: b"HTTP/1.1 302 Found\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n") as (port, heads):
-        assert (await run_handler({"httpGet": {"port": port, "path": "/"}})).result is ProbeResult.PASS
-        assert len(heads) == 1
+async def test_a_redirect_is_followed_on_the_same_host_and_passes_to_another_host() -> None:
+    def respond(head: bytes) -> bytes:
+        if head.startswith(b"GET /there"):
+            return b"HTTP/1.1 500 X\r\n\r\n"
+        location = b"http://elsewhere.example.com/" if b"/away" in head else b"/loop" if b"/loop" in head else b"/there"
+        return b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\nContent-Length: 0\r\n\r\n"
+
+    async with serve(respond) as (port, heads):
+        assert (
+            await run_handler({"httpGet": {"port": port, "path": "/"}})
+        ).text == "HTTP probe failed with statuscode: 500"
+        assert (await run_handler({"httpGet": {"port": port, "path": "/away"}})).result is ProbeResult.PASS
+        assert "stopped after 10 redirects" in (await run_handler({"httpGet": {"port": port, "path": "/loop"}})).text
+        assert len(heads) == 2 + 1 + 11
 
 
 async def test_a_silent_invalid_or_missing_server_fails() -> None:

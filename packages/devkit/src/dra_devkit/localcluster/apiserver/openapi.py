@@ -1,4 +1,4 @@
-"""Makes the OpenAPI v3 documents of the served kinds. They contain no schemas: kubectl reads that the server validates the fields.
+"""Makes the OpenAPI v3 documents of the served kinds, for ``kubectl explain`` and for validation in clients.
 
 kubectl requests version 2 for lists of mixed kinds only, always in protobuf, and skips its own validation of kinds without a schema
 there. So version 2 is an empty document, and the server validates the objects.
@@ -6,14 +6,19 @@ there. So version 2 is an empty document, and the server validates the objects.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 
+from ...schemas import tables
 from .discovery import Discovery
 from .kinds import Registry, ServedKind
 
+_MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
+_TABLE_KEYS = {"go", "wire"}  # keys in the tables of types that are not part of OpenAPI
 _OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
+_REFERENCES = "#/components/schemas/"
 VERSION_2 = "/openapi/v2"
 EMPTY = b"\n\x032.0\x12\x0c\n\nKubernetes"
 """A document without kinds, as the message ``openapi.v2.Document`` of github.com/google/gnostic."""
@@ -38,19 +43,118 @@ class OpenApi:
                 return self._document(group, version)
         return None
 
+    def _kinds(self, group: str, version: str) -> Iterator[ServedKind]:
+        return (k for k in self.registry if k.group == group and version in k.versions)
+
     def _document(self, group: str, version: str) -> JSON:
-        kinds = [k for k in self.registry if k.group == group and version in k.versions]
-        info = {"title": "Kubernetes", "version": self.discovery.version}
-        return {"openapi": "3.0.0", "info": info, "paths": dict(_path(k, version) for k in kinds)}
+        paths: JSON = {}
+        schemas: JSON = {}
+        for kind in self._kinds(group, version):
+            paths |= _paths(kind, version)
+            schemas |= _schemas(kind, version)
+        title = {"title": "Kubernetes", "version": self.discovery.version}
+        return {"openapi": "3.0.0", "info": title, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _path(kind: ServedKind, version: str) -> tuple[str, JSON]:
+def full_name(name: str) -> str:
+    """Returns the name of a type in Kubernetes' OpenAPI documents."""
+    if name.startswith(_MACHINERY):
+        return f"io.k8s.apimachinery.pkg.{name}"
+    if name.startswith("apiextensions."):
+        return f"io.k8s.apiextensions-apiserver.pkg.apis.{name}"
+    return f"io.k8s.api.{name}"
+
+
+def _gvk(kind: ServedKind, version: str) -> JSON:
+    return {"group": kind.group, "version": version, "kind": kind.kind}
+
+
+def _name_of(kind: ServedKind, version: str) -> str:
+    found = tables.name_of(kind.group, version, kind.kind)
+    if found:
+        return full_name(found)
+    return ".".join([*reversed(kind.group.split(".")), version, kind.kind])
+
+
+def _paths(kind: ServedKind, version: str) -> JSON:
     head = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
-    patch = {
-        "operationId": f"patch{kind.group.partition('.')[0].title()}{version.title()}{kind.kind}",
-        "parameters": [{"name": n, "in": "query", "schema": {"type": "string"}} for n in _OPTIONS],
-        "x-kubernetes-action": "patch",
-        "x-kubernetes-group-version-kind": {"group": kind.group, "version": version, "kind": kind.kind},
-        "responses": {"200": {"description": "OK"}},
+    collection = f"{head}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}"
+    response = {
+        "description": "OK",
+        "content": {"application/json": {"schema": {"$ref": _REFERENCES + _name_of(kind, version)}}},
     }
-    return f"{head}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}/{{name}}", {"patch": patch}
+    gvk = _gvk(kind, version)
+
+    def operation(verb: str, action: str) -> JSON:
+        parameters = [{"name": n, "in": "query", "schema": {"type": "string"}} for n in _OPTIONS]
+        return {
+            "operationId": f"{verb}{kind.group.partition('.')[0].title()}{version.title()}{kind.kind}",
+            "parameters": parameters,
+            "x-kubernetes-action": action,
+            "x-kubernetes-group-version-kind": gvk,
+            "responses": {"200": response},
+        }
+
+    out = {
+        collection: {"get": operation("list", "list"), "post": operation("create", "post")},
+        f"{collection}/{{name}}": {"get": operation("read", "get"), "patch": operation("patch", "patch")},
+    }
+    if kind.namespaced:
+        out[f"{head}/{kind.plural}"] = {"get": operation("listAll", "list")}
+    return out
+
+
+def _schemas(kind: ServedKind, version: str) -> JSON:
+    """Returns the kind's schema and all schemas that it refers to."""
+    name = tables.name_of(kind.group, version, kind.kind)
+    marked = {"x-kubernetes-group-version-kind": [_gvk(kind, version)]}
+    if name is None:
+        return _custom(kind, version, marked)
+    found: dict[str, JSON] = {}
+    waiting = [name]
+    while waiting:
+        at = waiting.pop()
+        if at not in found:
+            found[at] = _published(tables.named(at), waiting)
+    out = {full_name(n): s for n, s in found.items()}
+    out[full_name(name)] |= marked
+    return out
+
+
+_META = "apis.meta.v1.ObjectMeta"
+_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
+
+
+def _custom(kind: ServedKind, version: str, marked: JSON) -> JSON:
+    """Returns a custom kind's schema, with the fields that all objects have."""
+    own = dict(kind.schemas.get(version) or {"type": "object", _UNKNOWN: True})
+    waiting = [_META]
+    out = {}
+    while waiting:
+        at = waiting.pop()
+        if full_name(at) not in out:
+            out[full_name(at)] = _published(tables.named(at), waiting)
+    if "properties" in own or _UNKNOWN not in own:
+        text = {"type": "string"}
+        always = {"apiVersion": text, "kind": text, "metadata": {"$ref": _REFERENCES + full_name(_META)}}
+        own["properties"] = {**(own.get("properties") or {}), **always}
+    return {**out, _name_of(kind, version): {**own, **marked}}
+
+
+def _published(schema: Mapping[str, Any], waiting: list[str]) -> JSON:
+    out: JSON = {}
+    for key, value in schema.items():
+        if key in _TABLE_KEYS:
+            continue
+        if key == "$ref":
+            waiting.append(value)
+            out[key] = _REFERENCES + full_name(value)
+        elif key == "properties":
+            out[key] = {n: _published(v, waiting) for n, v in value.items()}
+        elif key in {"items", "additionalProperties"} and isinstance(value, Mapping):
+            out[key] = _published(value, waiting)
+        else:
+            out[key] = value
+    if "$ref" in out and len(out) > 1:
+        out["allOf"] = [{"$ref": out.pop("$ref")}]
+    return out

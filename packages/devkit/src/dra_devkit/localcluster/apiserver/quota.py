@@ -42,7 +42,8 @@ class Quotas:
         before = self._charges(target.storage, old) if old is not None else {}
         additional = {k: v - before.get(k, Quantity(0)) for k, v in new.items() if v > before.get(k, Quantity(0))}
         for quota in quotas:
-            self._admit(target, obj, quota, additional)
+            if _in_scope(quota, target.storage, obj):
+                self._admit(target, obj, quota, additional)
 
     def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, additional: Amounts) -> None:
         hard = _amounts((quota.get("spec") or {}).get("hard"))
@@ -66,6 +67,8 @@ class Quotas:
         hard = _amounts((quota.get("spec") or {}).get("hard"))
         out = {k: Quantity(0) for k in hard}
         for kind, obj in self.storage.in_namespace(namespace):
+            if not _in_scope(quota, kind, obj):
+                continue
             for name, amount in self._charges(kind, obj).items():
                 if name in out:
                     out[name] += amount
@@ -92,6 +95,12 @@ class Quotas:
             _add(out, _pod(obj.get("spec") or {}))
         elif kind == _CLAIMS:
             _add(out, self._claim(obj))
+        elif kind == "services":
+            service = (obj.get("spec") or {}).get("type")
+            if service in {"NodePort", "LoadBalancer"}:
+                out["services.nodeports"] = Quantity(len((obj.get("spec") or {}).get("ports") or ()))
+            if service == "LoadBalancer":
+                out["services.loadbalancers"] = Quantity(1)
         return out
 
     def _claim(self, claim: JSON) -> Amounts:
@@ -166,6 +175,39 @@ def _missing_resources(pod: JSON, hard: Amounts) -> str:
         if unspecified:
             out.append(f"{name} for: {','.join(unspecified)}")
     return "; ".join(out)
+
+
+def _in_scope(quota: JSON, kind: str, obj: JSON) -> bool:
+    """Returns whether the quota applies to the object. A quota with scopes applies to pods only."""
+    spec = quota.get("spec") or {}
+    terms = [{"scopeName": s, "operator": "Exists"} for s in spec.get("scopes") or ()]
+    terms += (spec.get("scopeSelector") or {}).get("matchExpressions") or []
+    if not terms:
+        return True
+    return kind == "pods" and all(_matches(t, obj.get("spec") or {}, obj.get("status") or {}) for t in terms)
+
+
+def _matches(term: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    match term.get("scopeName"):
+        case "Terminating":
+            return spec.get("activeDeadlineSeconds") is not None
+        case "NotTerminating":
+            return spec.get("activeDeadlineSeconds") is None
+        case "BestEffort":
+            return status.get("qosClass") == "BestEffort"
+        case "NotBestEffort":
+            return status.get("qosClass") != "BestEffort"
+        case "PriorityClass":
+            name, values = spec.get("priorityClassName", ""), term.get("values") or ()
+            match term.get("operator"):
+                case "In":
+                    return name in values
+                case "NotIn":
+                    return name not in values
+                case "DoesNotExist":
+                    return not name
+            return bool(name)
+    return False
 
 
 def _amounts(amounts: Any) -> Amounts:

@@ -1,19 +1,22 @@
-"""Creates the default roles, and updates aggregated cluster roles.
+"""Creates the default roles, updates aggregated cluster roles, and prevents privilege escalation.
 
-Source: Kubernetes' documentation, "Using RBAC Authorization" (default roles, aggregation).
+Source: Kubernetes' documentation, "Using RBAC Authorization" (default roles, aggregation, privilege escalation).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dra_kubeletplugin.base.json_types import JSON
 
 from ...label_selectors import selected
-from .access import GROUP, Rule
+from .access import GROUP, Access, AccessRequest, Rule, covers
+from .auth import User
 from .kinds import Registry
-from .requests import new_metadata
+from .requests import RequestInfo, forbidden, new_metadata
+from .status_errors import StatusError
 from .storage import Storage
 
 CLUSTER_ROLES, _CLUSTER_BINDINGS = f"clusterroles.{GROUP}", f"clusterrolebindings.{GROUP}"
@@ -129,3 +132,63 @@ def _selected(selectors: Iterable[JSON], role: JSON) -> bool:
 
 def _distinct(rules: Iterable[Rule]) -> list[Rule]:
     return list({json.dumps(rule, sort_keys=True): rule for rule in rules}.values())
+
+
+# --- privilege escalation ---------------------------------------------------------------------------
+
+
+def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> None:
+    """Checks that a user grants only permissions that the user holds.
+
+    The writer of a role must hold its rules or the verb ``escalate``. The writer of a binding must hold the role's
+    rules or the verb ``bind``.
+
+    Raises:
+        StatusError: The user does not hold all of the rules, or a bound role does not exist.
+    """
+    if user.is_master or target.kind.group != GROUP:
+        return
+    name, namespace = obj["metadata"].get("name", ""), target.namespace
+    if target.kind.kind in {"Role", "ClusterRole"}:
+        allows = AccessRequest("escalate", GROUP, target.kind.plural, "", namespace, name)
+        rules: Sequence[Rule] = obj.get("rules") or ()
+        if target.kind.kind == "ClusterRole" and obj.get("aggregationRule"):
+            rules = [
+                {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+                {"nonResourceURLs": ["*"], "verbs": ["*"]},
+            ]
+    else:
+        reference = obj.get("roleRef") or {}
+        plural = "clusterroles" if reference.get("kind") == "ClusterRole" else "roles"
+        allows = AccessRequest("bind", GROUP, plural, "", namespace, reference.get("name", ""))
+        found = access.role_rules(reference, namespace)
+        if found is None and not access.allowed(user, allows):
+            raise StatusError(404, "NotFound", f'{plural}.{GROUP} "{reference.get("name", "")}" not found')
+        rules = found or ()
+    if access.allowed(user, allows):
+        return
+    held = [rule for rule, _ in access.rules(user, namespace)]
+    missing = [rule for rule in rules if not all(any(covers(h, q) for h in held) for q in _questions(rule))]
+    if missing:
+        shown = "\n".join(_shown(rule) for rule in missing)
+        groups = ", ".join(f'"{g}"' for g in user.groups)
+        why = f'user "{user.name}" (groups=[{groups}]) is attempting to grant RBAC permissions not currently held:\n{shown}'
+        raise forbidden(target, name, why)
+
+
+def _questions(rule: Rule) -> Iterator[AccessRequest]:
+    """Yields each combination of verb, group, resource and name in a rule. A user holds a wildcard only with a rule with this wildcard."""
+    for verb in rule.get("verbs") or ():
+        for path in rule.get("nonResourceURLs") or ():
+            yield AccessRequest(verb, path=path)
+        parts = (rule.get("apiGroups") or (), rule.get("resources") or (), rule.get("resourceNames") or ("",))
+        for group, resource, name in itertools.product(*parts):
+            plural, _, sub = resource.partition("/")
+            yield AccessRequest(verb, group, plural, sub, "", name)
+
+
+def _shown(rule: Rule) -> str:
+    fields = ("apiGroups", "resources", "resourceNames", "nonResourceURLs", "verbs")
+    titles = {"apiGroups": "APIGroups", "nonResourceURLs": "NonResourceURLs"}
+    parts = [f"{titles.get(f, f[0].upper() + f[1:])}:{json.dumps(list(rule[f]))}" for f in fields if rule.get(f)]
+    return "{" + ", ".join(parts) + "}"

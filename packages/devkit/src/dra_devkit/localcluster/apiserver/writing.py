@@ -14,7 +14,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 from dra_kubeletplugin.resourceapi.validation.field_errors import invalid as invalid_field
 
 from ...kubernetes_releases import Features
-from . import claim_status, dropped_fields, field_managers, patch, request_decoding, strategy
+from . import claim_status, dropped_fields, field_managers, patch, request_decoding, roles, strategy
 from .access import AccessRequest
 from .admission import Admission, builtin
 from .faults import Faults
@@ -236,6 +236,7 @@ class Writer:
         else:
             # As in Kubernetes, a namespace is removed. kustomize sets a namespace for cluster-scoped kinds that it does not know.
             meta.pop("namespace", None)
+        roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
         obj = strategy.prepare(target.kind, obj, None, status=False)
         self._drop(target, obj, None)
@@ -314,6 +315,8 @@ class Writer:
         """
         before, dry, status = old["metadata"], dry_run(request), target.sub == "status"
         faults = self._check_metadata(request, target, obj["metadata"], before)
+        if any(obj.get(f) != old.get(f) for f in ("rules", "aggregationRule", "roleRef", "subjects")):
+            roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, old)
         obj = strategy.prepare(target.kind, obj, old, status=status)
         if managed is None:

@@ -14,7 +14,7 @@ from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ..informer import Informers, ObjectChange
-from .base import Key
+from .base import Key, key_of
 from .workloads import (
     DEPLOYMENTS,
     KINDS,
@@ -42,6 +42,8 @@ class DeploymentController(Workload):
         super().__init__(client, informers, REPLICA_SETS)
         # By UID: the last written version of a ReplicaSet with the time of the write, until the informer has it
         self._written_sets: dict[str, tuple[float, JSON]] = {}
+        # By UID: the last observed state, and the time at which it began
+        self._progress: dict[str, tuple[Any, float]] = {}
         self.watch(REPLICA_SETS, self._set_changed)
 
     def _set_changed(self, change: ObjectChange) -> None:
@@ -212,11 +214,25 @@ class DeploymentController(Workload):
         progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
         if not done:
             progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+            if (remaining := self._remaining_time(obj, counts)) <= 0:
+                progress = ("ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
+            else:
+                self.queue.add_after(key_of(DEPLOYMENTS, obj), remaining + 0.1)
         status["conditions"] = [
             condition(obj, "Available", "True" if is_available else "False", reason, message, now()),
-            condition(obj, "Progressing", "True", *progress, now()),
+            condition(obj, "Progressing", "False" if "Exceeded" in progress[0] else "True", *progress, now()),
         ]
         await self.write_status(obj, status)
+
+    def _remaining_time(self, obj: JSON, counts: Mapping[str, int]) -> float:
+        """Returns the seconds until the progress deadline, counted from the last observed change."""
+        uid, clock = obj["metadata"]["uid"], time.monotonic()
+        state = (obj["metadata"].get("generation"), *counts.values())
+        before, since = self._progress.get(uid, (None, clock))
+        if before != state:
+            self._progress[uid] = state, clock
+            since = clock
+        return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
 
 
 def _revision(found: Mapping[str, Any]) -> int:

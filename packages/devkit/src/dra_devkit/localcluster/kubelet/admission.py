@@ -17,7 +17,22 @@ from ...scheduling.framework.node_info import NodeInfo, pods_allowed
 from ...scheduling.framework.pod_info import PODS, PodInfo
 from ...scheduling.framework.status import Rejection
 
+_OS = "kubernetes.io/os"
 _LINUX = "linux"
+_SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +56,14 @@ def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal |
         TypeError, KeyError, ValueError, AttributeError: the pod or the node is malformed, see :func:`pod_info.read` and
             :func:`node_info.read`.
     """
+    if (pod["metadata"].get("labels") or {}).get(_OS, _LINUX) != _LINUX:
+        text = f"Failed to admit pod as the `{_OS}` label doesn't match node label"
+        return AdmissionRefusal("PodOSSelectorNodeLabelDoesNotMatch", text)
     if (pod["spec"].get("os") or {}).get("name", _LINUX) != _LINUX:
         return AdmissionRefusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+    for sysctl in (pod["spec"].get("securityContext") or {}).get("sysctls") or []:
+        if (name := str(sysctl.get("name")).replace("/", ".")) not in _SAFE_SYSCTLS:
+            return AdmissionRefusal("SysctlForbidden", f'forbidden sysctl: "{name}" not allowlisted')
     place = node_info.read(node)
     for other in others:
         with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):  # a malformed pod uses no resources

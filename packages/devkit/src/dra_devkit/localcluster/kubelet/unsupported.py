@@ -11,6 +11,8 @@ from .containers import roles
 
 _REFUSED = ("volumeDevices",)
 _PROFILES = ("seccompProfile", "appArmorProfile")
+_DOMAIN = "cluster.local"
+_MAX_HOST_NAME = 64  # characters of a host name
 
 
 def refusals(pod: ReadOnlyJSON) -> list[str]:
@@ -26,4 +28,20 @@ def refusals(pod: ReadOnlyJSON) -> list[str]:
             for field in _PROFILES
             if (context.get(field) or {}).get("type") == "Localhost"
         ]
-    return [f"not supported by the local cluster: {what}" for what in found]
+    out = [f"not supported by the local cluster: {what}" for what in found]
+    return out + [why for why in (_long_name(pod),) if why]
+
+
+def _long_name(pod: ReadOnlyJSON) -> str:
+    """Returns an error if the pod's fully qualified host name is longer than the kernel allows; empty otherwise."""
+    spec, meta = pod["spec"], pod["metadata"]
+    if not spec.get("setHostnameAsFQDN") or not spec.get("subdomain"):
+        return ""
+    host = str(spec.get("hostname") or meta["name"])[:63].rstrip("-.")
+    name = f"{host}.{spec['subdomain']}.{meta['namespace']}.svc.{_DOMAIN}"
+    if len(name) <= _MAX_HOST_NAME:
+        return ""
+    return (
+        f"failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long "
+        f"({_MAX_HOST_NAME} characters is the max, {len(name)} characters requested)"
+    )

@@ -13,7 +13,7 @@ import ssl
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import grpc
 import grpc.aio
@@ -27,6 +27,8 @@ from .interface import ContainerError, ExecSession, HandlerAction, Outcome, Prob
 Exec = Callable[[Sequence[str]], Awaitable[ExecSession]]
 Connect = Callable[[int, float], Awaitable[socket.socket]]  # port, seconds
 _TEXT = 10 * 1024  # bytes of output that an event may contain
+_REDIRECTS = 10
+_MOVED = {301, 302, 303, 307, 308}
 _AGENT = "kube-probe/1.36"
 
 
@@ -93,30 +95,42 @@ async def _http(spec: ReadOnlyJSON, timeout: float, connect: Connect, address: s
     scheme = str(spec.get("scheme") or "HTTP").lower()
     url = f"{scheme}://{address}:{int(spec['port'])}{path if path.startswith('/') else '/' + path}"
     headers = {str(h["name"]): str(h.get("value") or "") for h in spec.get("httpHeaders") or []}
+    first_url = url
     open_now: list[socket.socket] = []
     try:
         async with asyncio.timeout(timeout):
-            open_now.append(await connect(int(spec["port"]), timeout))
-            code = await asyncio.to_thread(_get, open_now[0], url, headers)
+            for _ in range(_REDIRECTS + 1):
+                parts = urlsplit(url)
+                if parts.hostname != address or parts.scheme not in {"http", "https"}:
+                    # Kubernetes counts a redirect to another host as success, with a warning.
+                    return Outcome(ProbeResult.PASS)
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+                open_now[:] = [await connect(port, timeout)]
+                code, location = await asyncio.to_thread(_get, open_now[0], url, headers)
+                if code not in _MOVED or not location:
+                    break
+                url = urljoin(url, location)
+            else:
+                return Outcome(ProbeResult.FAIL, f'Get "{first_url}": stopped after {_REDIRECTS} redirects')
     except TimeoutError:
-        text = f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+        text = f'Get "{first_url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
         return Outcome(ProbeResult.FAIL, text)
     except OSError as e:
-        return Outcome(ProbeResult.FAIL, f'Get "{url}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
+        return Outcome(ProbeResult.FAIL, f'Get "{first_url}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
     except (http.client.HTTPException, ValueError) as e:
-        return Outcome(ProbeResult.FAIL, f'Get "{url}": malformed HTTP response: {type(e).__name__} {e}'.strip())
+        return Outcome(ProbeResult.FAIL, f'Get "{first_url}": malformed HTTP response: {type(e).__name__} {e}'.strip())
     finally:
         for found in open_now:  # closing a connection ends the thread that still waits for its response
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
             found.close()
-    if 200 <= code < 400:  # a redirect is not followed
+    if 200 <= code < 400:
         return Outcome(ProbeResult.PASS)
     return Outcome(ProbeResult.FAIL, f"HTTP probe failed with statuscode: {code}")
 
 
-def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> int:
-    """Sends a GET request. Returns the status code.
+def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """Sends a GET request. Returns the status code and the ``Location`` header.
 
     Raises:
         OSError, HTTPException, ValueError: as ``http.client`` raises them.
@@ -140,7 +154,7 @@ def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> int
         client.putheader(name, value)
     client.endheaders()
     response = client.getresponse()
-    found = response.status
+    found = response.status, response.getheader("Location", "") or ""
     response.close()
     client.close()
     return found

@@ -18,7 +18,6 @@ _SCALE = "the local cluster has no subresource scale of custom resources"
 _CONVERSION = "the local cluster does not call conversion webhooks: every version of the kind has the same fields"
 _JOB = "the local cluster ignores {} of Jobs"
 _JOB_FIELDS = ("podFailurePolicy", "successPolicy", "backoffLimitPerIndex", "maxFailedIndexes")
-_SCOPES = "the local cluster ignores scopes of ResourceQuotas: the quota applies to all objects of the namespace"
 _TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate {} is off"
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
@@ -33,8 +32,6 @@ def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> It
                 yield _SERVICE.format(hook.get("name"), hook.get("failurePolicy"))
     if kind.storage == "jobs.batch" and (ignored := [f for f in _JOB_FIELDS if obj["spec"].get(f) is not None]):
         yield _JOB.format(", ".join(ignored))
-    if kind.storage == "resourcequotas" and (obj["spec"].get("scopes") or obj["spec"].get("scopeSelector")):
-        yield _SCOPES
     if kind.plural == "validatingadmissionpolicybindings" and "Audit" in obj["spec"].get("validationActions", ()):
         yield _AUDIT
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":
