@@ -52,8 +52,10 @@ the nearest one.
 names it: `dra: dra explain is in dra-tools: pip install dra-tools`.
 
 `eval "$(dra completion bash)"` completes commands, options, files, UIDs and objects at a tab. For zsh and fish, use
-`dra completion zsh` and `dra completion fish`. Names of pods, claims, nodes and namespaces come from the cluster of the command line,
-of `KUBECONFIG` or of `~/.kube/config`. If the cluster does not respond within 0.15 s (`DRA_COMPLETION_TIMEOUT`), there are none.
+`dra completion zsh` and `dra completion fish`. After a driver, as in
+`dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
+own imports. Names of pods, claims, nodes and namespaces come from the cluster of the command line, of `KUBECONFIG` or of
+`~/.kube/config`. If the cluster does not respond within 0.15 s (`DRA_COMPLETION_TIMEOUT`), there are none.
 No other completion runs Python.
 
 A command writes only its result to standard output. Messages, and on a terminal the progress of long work, go to standard error.

@@ -1,4 +1,4 @@
-"""The server reads each object that client-go encoded as protobuf as the same object."""
+"""The server reads each object that client-go encoded as protobuf as the same object, and encodes it back without a loss."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def without_empty(value: Any) -> Any:
 def test_the_bytes_of_a_go_client_are_read_as_the_same_object(case: JSON) -> None:
     found = protobuf.decode(base64.b64decode(case["protobuf"]))
     assert without_empty(found) == without_empty(case["object"])
+    assert protobuf.decode(protobuf.encode(found)) == found
+    assert protobuf.decode(protobuf.encode(case["object"])) == found
 
 
 def test_the_cases_contain_every_served_kind() -> None:

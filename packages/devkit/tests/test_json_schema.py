@@ -7,7 +7,7 @@ import datetime
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +44,16 @@ class Two(Config, tag="two"):
     unit: str = ""
 
 
+class Listed(Struct, array_like=True):
+    a: int
+    b: str = ""
+
+
+class TaggedList(Struct, array_like=True, tag="x", forbid_unknown_fields=True):
+    a: int
+    b: str = ""
+
+
 class Open(Struct):
     a: int = 0
 
@@ -58,6 +68,11 @@ class Data:
     b: str = ""
 
 
+class Pair(NamedTuple):
+    a: int
+    b: str = ""
+
+
 SCALARS: list[Any] = [
     int, float, str, bool, None, Literal["a", 1, None], Colour, Number, Quantity, Version, bytes, uuid.UUID, datetime.date,
     datetime.datetime, datetime.time, datetime.timedelta, Any, int | str | None, float | Sequence[int], Inner | None,
@@ -67,7 +82,7 @@ SCALARS: list[Any] = [
 ]  # fmt: skip
 LISTS: list[Any] = [
     Sequence[int], Annotated[Sequence[int], Meta(min_length=1, max_length=2)], set[int], frozenset[str], tuple[int, ...], tuple[int, bool],
-    tuple[()], list,
+    tuple[()], list, Listed, TaggedList, Pair,
 ]  # fmt: skip
 OBJECTS: list[Any] = [
     Mapping[str, int], Annotated[Mapping[str, int], Meta(max_length=1)], Mapping[int, str], Mapping[Literal["a", "b"], int], dict,

@@ -1,8 +1,8 @@
 """Creates the JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
 
 Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
-``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, dates that do not exist, amounts in the wrong order, and any
-value of a type that parameters rarely have, such as a named tuple. It also accepts everything that :meth:`Config.check` rejects.
+``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, dates that do not exist, text that is not a Decimal, and
+amounts in the wrong order. It also accepts everything that :meth:`Config.check` rejects.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ class _Walk:
         out: JSON = {"title": info.cls.__name__, "type": "object"}
         if own := vars(info.cls).get("__doc__"):
             out["description"] = " ".join(own.split("\n\n")[0].split())
+        if isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False):
+            return out | self._positions(info)
         tag = {info.tag_field: {"const": info.tag}} if getattr(info, "tag_field", None) else {}
         out["properties"] = tag | {f.encode_name: self.of(f.type) | _default(f) for f in info.fields}
         out["required"] = [f.encode_name for f in info.fields if f.required]
@@ -126,13 +128,13 @@ class _Walk:
         if (text := _TEXTS.get(type(info))) is not None:
             return _text(text)
         match info:
-            case inspect.StructType(array_like=False) | inspect.DataclassType() | inspect.TypedDictType():
+            case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
                 return self._reference(info)
             case inspect.CustomType():
                 return self._form(info.cls)
             case inspect.UnionType():
                 structs = [t for t in info.types if isinstance(t, inspect.StructType)]
-                return {"anyOf": [self.of(t) | (_tagged(t) if len(structs) > 1 else {}) for t in info.types]}
+                return {"anyOf": [self.of(t) | (self._tagged(t) if len(structs) > 1 else {}) for t in info.types]}
             case inspect.LiteralType():
                 return {"enum": list(info.values)}
             case inspect.EnumType():
@@ -148,8 +150,7 @@ class _Walk:
                 )
             case inspect.TupleType():
                 items = [self.of(t) for t in info.item_types]
-                sizes = {"minItems": len(items), "maxItems": len(items)}
-                return {"type": "array"} | ({"prefixItems": items} if items else {}) | sizes
+                return _array(items, len(items), closed=True)
             case inspect.CollectionType():
                 return {"type": "array", "items": self.of(info.item_type)} | _sizes(info, "Items")
             case inspect.StrType():
@@ -162,11 +163,13 @@ class _Walk:
                 return {"type": "boolean"}
             case inspect.NoneType():
                 return {"type": "null"}
-            case inspect.BytesType():
+            case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
                 return {"contentEncoding": "base64"} | _text(_BASE64)
             case inspect.DateTimeType() | inspect.TimeType():
                 day = f"{_DATE}[Tt ]" if isinstance(info, inspect.DateTimeType) else ""
                 return _text(f"{day}{_TIME}" + {None: f"{_OFFSET}?", True: _OFFSET, False: ""}[info.tz])
+            case inspect.DecimalType():
+                return {"type": ["string", "number"]}
         return {}
 
     def _key(self, info: Any) -> JSON:
@@ -183,6 +186,18 @@ class _Walk:
             case inspect.StrType():
                 return _sizes(info, "Length") | _limits(info)
         return {"pattern": f"^({_TEXTS[type(info)]})$"} if type(info) in _TEXTS else {}
+
+    def _tagged(self, info: Any) -> JSON:
+        """Requires the tag of a struct in a union. A struct alone may omit its tag."""
+        named = info.tag_field and not info.array_like
+        return {"required": [info.tag_field]} if named else {}
+
+    def _positions(self, info: Any) -> JSON:
+        """Returns the schema of a type that is an object in Python and a list in JSON."""
+        tag = [{"const": info.tag}] if getattr(info, "tag_field", None) else []
+        needed = [f for f in info.fields if f.required]
+        closed = isinstance(info, inspect.NamedTupleType) or info.forbid_unknown_fields
+        return _array([*tag, *(self.of(f.type) for f in info.fields)], len(tag) + len(needed), closed=closed)
 
     def _form(self, cls: type) -> JSON:
         # `_reference` uses none of these names for an author's class.
@@ -201,13 +216,13 @@ class _Walk:
         return {"$ref": f"#/$defs/{name}"}
 
 
-def _tagged(info: Any) -> JSON:
-    """Requires the tag of a struct in a union. A struct alone may omit its tag."""
-    return {"required": [info.tag_field]} if getattr(info, "tag_field", None) else {}
-
-
 def _text(pattern: str) -> JSON:
     return {"type": "string", "pattern": f"^{pattern}$"}
+
+
+def _array(items: list[JSON], least: int, *, closed: bool) -> JSON:
+    sizes = {"minItems": least} | ({"maxItems": len(items)} if closed else {})
+    return {"type": "array"} | ({"prefixItems": items} if items else {}) | sizes
 
 
 def _default(field: inspect.Field) -> JSON:

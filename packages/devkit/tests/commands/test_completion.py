@@ -148,6 +148,78 @@ def test_the_script_contains_every_command_verb_and_option_and_its_syntax_is_val
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
+DRIVER = """
+from dataclasses import dataclass
+
+from dra_kubeletplugin import Driver
+
+open("loads", "a").write("x")
+
+
+@dataclass(frozen=True)
+class AcmeOptions:
+    acme_cards: str = ""
+    acme_spare: bool = False
+
+
+class Acme(Driver):
+    options = AcmeOptions()
+
+
+class Other(Driver):
+    pass
+"""
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dra run acme.py:Acme --acme-c", "dra run acme.py:Acme --acme-cards"),
+        ("dra controller --log-level debug ./acme.py:Acme --no-acme", "dra controller --log-level debug ./acme.py:Acme --no-acme-spare"),
+        ("dra inspect ~/acme.py:Acme --acme-s", "dra inspect ~/acme.py:Acme --acme-spare"),
+        ("dra dev --nodes 2 acme.py:Acme --acme-c", "dra dev --nodes 2 acme.py:Acme --acme-cards"),
+        ("dra run acme.py:Acme --cdi-r", "dra run acme.py:Acme --cdi-root"),
+        ("dra run two\\ words/acme.py:Acme --acme-c", "dra run two words/acme.py:Acme --acme-cards"),
+    ],
+    ids=["run", "no", "home", "dev", "framework option", "space"],
+)  # fmt: skip
+def test_options_of_the_named_driver_are_completed(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
+    (tmp_path / "two words").mkdir()
+    for path in ("acme.py", "two words/acme.py"):
+        (tmp_path / path).write_text(DRIVER)
+    seen = completed(tmp_path, shell, line)
+    assert seen.replace("\\", "").replace(str(tmp_path), "~") == expected
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dra ru", "dra run"),
+        ("dra run --acme-c", "dra run --acme-c"),
+        ("dra run acme.py:Ac", "dra run acme.py:Ac"),
+        ("dra validate acme.py --outp", "dra validate acme.py --output"),
+    ],
+    ids=["command", "no driver", "no option", "another command"],
+)
+def test_other_completions_do_not_load_the_driver(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
+    (tmp_path / "acme.py").write_text(DRIVER)
+    assert completed(tmp_path, shell, line) == expected
+    assert not (tmp_path / "loads").exists()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_with_a_driver_that_cannot_be_loaded_prints_nothing_else(tmp_path: Path, shell: str) -> None:
+    require_shell(shell)
+    (tmp_path / "acme.py").write_text("import vendor\nprint('noise')\n")
+    assert completed(tmp_path, shell, "dra run acme.py --cdi-r") == "dra run acme.py --cdi-root"
+
+
 OBJECTS = """
 {apiVersion: v1, kind: Namespace, metadata: {name: team-a}}
 ---

@@ -1,27 +1,105 @@
-"""Every field of a served kind can be read from protobuf, and no bytes make the decoder fail unexpectedly.
-
-The test of the recordings reads the bytes of a Go client for every served kind.
-"""
+"""The protobuf form of any object of any served kind is read as the same object, and no bytes make the decoder fail unexpectedly."""
 
 from __future__ import annotations
 
+import base64
 import json
 import tracemalloc
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_devkit.localcluster.apiserver.kinds import KINDS
 from dra_devkit.schemas import protobuf, shapes
-from dra_devkit.schemas.shapes import ListShape, MapShape, Shape, Struct
+from dra_devkit.schemas.shapes import Field, Form, ListShape, MapShape, Shape, Struct
+from dra_kubeletplugin.base.json_types import JSON
 from tests.helpers.protobuf_wire import MALFORMED, envelope, field, varint
 
 SERVED = sorted({(k.group, v, k.kind) for k in KINDS if not k.refused for v in k.versions})
 BODIES = [
     ("", "v1", "Binding"), ("", "v1", "DeleteOptions"), ("", "v1", "Status"), ("policy", "v1", "Eviction"),
-    ("autoscaling", "v1", "Scale"), ("authentication.k8s.io", "v1", "TokenRequest"),
+    ("autoscaling", "v1", "Scale"), ("authentication.k8s.io", "v1", "TokenRequest"), ("", "v1", "APIVersions"),
+    ("", "v1", "APIGroup"), ("", "v1", "APIGroupList"), ("", "v1", "APIResourceList"),
 ]  # fmt: skip
+DEPTH = 8
+"""Levels of optional structs in generated objects. Schemas of CustomResourceDefinitions contain schemas."""
+
+texts = st.text(st.characters(codec="utf-8"), max_size=6)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | texts, lambda v: st.dictionaries(texts, v, max_size=2)
+)
+times = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))
+FORMS: dict[Form, st.SearchStrategy[Any]] = {
+    Form.STRING: texts,
+    Form.INT32: st.integers(-(2**31), 2**31 - 1),
+    Form.INT64: st.integers(-(2**63), 2**63 - 1),
+    Form.BOOL: st.booleans(),
+    Form.NUMBER: st.floats(allow_nan=False, allow_infinity=False),
+    Form.BYTES: st.binary(max_size=6).map(lambda b: base64.b64encode(b).decode()),
+    Form.TIME: times.map(lambda t: t.replace(microsecond=0).isoformat().replace("+00:00", "Z")),
+    Form.MICRO_TIME: times.map(lambda t: t.isoformat(timespec="microseconds").replace("+00:00", "Z")),
+    Form.QUANTITY: st.sampled_from(["0", "1", "-5m", "3Gi", "1e3"]),
+    Form.INT_OR_STRING: st.integers(-(2**31), 2**31 - 1) | texts,
+    Form.RAW: values.filter(lambda v: v is not None),
+    Form.FIELDS: st.dictionaries(texts, st.just({}), max_size=2),
+}
+
+
+def any_value(shape: Shape, depth: int) -> st.SearchStrategy[Any]:
+    match shape:
+        case ListShape():
+            return st.lists(any_value(shape.item.shape, depth), min_size=1, max_size=2)
+        case MapShape():
+            return st.dictionaries(texts, any_value(shape.value.shape, depth), min_size=1, max_size=2)
+        case Struct():
+            return any_struct(shape, depth + 1)
+        case Form.SCHEMA_OR_LIST | Form.SCHEMA_OR_BOOL | Form.SCHEMA_OR_STRINGS:
+            schema = any_value(shapes.named(shapes.SCHEMA), depth)
+            others = {
+                Form.SCHEMA_OR_LIST: st.lists(schema, min_size=1, max_size=2),
+                Form.SCHEMA_OR_BOOL: st.booleans(),
+                Form.SCHEMA_OR_STRINGS: st.lists(texts, min_size=1, max_size=2),
+            }
+            return schema | others[shape]
+    return FORMS[shape]
+
+
+def is_lost(value: Any, field: Field) -> bool:
+    """Returns whether a Go server does not distinguish the value from an absent field."""
+    is_plain = field.shape in (Form.STRING, Form.INT32, Form.INT64, Form.BOOL, Form.NUMBER, Form.BYTES)
+    return is_plain and not value and not field.pointer and not field.always
+
+
+@st.composite
+def any_struct(draw: st.DrawFn, shape: Struct, depth: int = 0) -> JSON:
+    """Draws an object with some of the fields that have a number."""
+    names = sorted(name for name, field in shape.fields.items() if field.wire)
+    out = {}
+    chosen = draw(st.lists(st.sampled_from(names), unique=True, max_size=4)) if names and depth < DEPTH else []
+    for name in chosen:
+        field = shape.fields[name]
+        value = draw(any_value(field.shape, depth))
+        if not is_lost(value, field):
+            out[name] = value
+    return out
+
+
+@pytest.mark.parametrize("kind", [*SERVED, *BODIES], ids="/".join)
+@given(st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_an_encoded_object_is_decoded_to_the_same_object(kind: tuple[str, str, str], data: st.DataObject) -> None:
+    group, version, name = kind
+    shape = shapes.kind_shape(*kind)
+    assert shape is not None
+    head = {"apiVersion": f"{group}/{version}" if group else version, "kind": name}
+    obj = data.draw(any_struct(shape))
+    assert protobuf.decode(protobuf.encode({**head, **obj})) == {**obj, **head}
+    if kind in SERVED:
+        items = {**head, "kind": f"{name}List", "metadata": {"resourceVersion": "7"}, "items": [obj, {}]}
+        assert protobuf.decode(protobuf.encode(items)) == items
 
 
 def test_every_field_of_a_served_kind_has_a_number() -> None:
@@ -109,6 +187,14 @@ def test_the_message_of_a_pod_is_decoded_without_zero_values() -> None:
     }
 
 
+def test_the_messages_inside_a_watch_event_have_a_length_and_the_prefix() -> None:
+    obj = {"apiVersion": "v1", "kind": "Secret", "data": {"k": "AP8="}}
+    event = protobuf.encode_event("ADDED", obj)
+    assert int.from_bytes(event[:4], "big") == len(event) - 4
+    assert event[4:] == field(1, "ADDED") + field(2, field(1, protobuf.encode(obj)))
+    assert protobuf.decode(protobuf.encode(obj)) == obj
+
+
 def test_delete_options_may_have_the_group_of_the_object() -> None:
     body = envelope("resource.k8s.io/v1", "DeleteOptions", field(1, 5) + field(4, "Foreground"))
     expected = {"gracePeriodSeconds": 5, "propagationPolicy": "Foreground"}
@@ -120,10 +206,19 @@ def test_an_unknown_kind_is_an_error_with_its_name() -> None:
         protobuf.decode(envelope("example.com/v1", "Foo", b""))
 
 
-def test_a_truncated_message_raises_a_wire_error_or_is_decoded() -> None:
-    for size in range(len(POD_BODY)):
+@pytest.mark.parametrize(
+    "body",
+    [
+        POD_BODY,
+        protobuf.encode(
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}
+        ),
+    ],
+)
+def test_a_truncated_message_raises_a_wire_error_or_is_decoded(body: bytes) -> None:
+    for size in range(len(body)):
         try:
-            found = protobuf.decode(POD_BODY[:size])
+            found = protobuf.decode(body[:size])
         except protobuf.WireError:
             continue
         assert json.dumps(found)

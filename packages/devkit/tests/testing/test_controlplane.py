@@ -97,17 +97,28 @@ def test_a_folder_without_the_programs_is_reported_by_name(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_programs_end_after_pytest_is_killed(tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_programs_end_after_pytest_is_killed_before_any_line(tmp_path: Path) -> None:
     """A killed session, for example at a CI time limit, cannot run its own cleanup."""
     script = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
     assets = install_binaries(tmp_path / "assets", etcd=script, kube_apiserver=script)
-    start = f"from dra_devkit.testing.controlplane import *; ControlPlane(Path({str(assets)!r}), Path({str(tmp_path / 'plane')!r})).__enter__()"
-    with subprocess.Popen([sys.executable, "-c", start]) as session:
-        block_until(lambda: len(programs(tmp_path)) >= 2, lambda: programs(tmp_path))
-        session.kill()
-    block_until(lambda: not programs(tmp_path), lambda: programs(tmp_path))
+    command = [
+        sys.executable,
+        "-m",
+        "packages.devkit.tests.testing.killed_control_plane",
+        str(assets),
+        str(tmp_path / "plane"),
+    ]
+    kills, max_started = 0, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout
+        for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last line
+            max_started = max(max_started, int(line))
+            block_until(lambda: not programs(tmp_path), lambda: programs(tmp_path))
+    assert session.returncode == 0
+    assert (max_started, kills > 20) == (2, True)  # some kills happened while both programs ran
 
 
 def programs(folder: Path) -> list[str]:
     """Returns the command lines of processes that contain the folder, except the session's."""
-    return [line for line in command_lines_with(str(folder)) if "ControlPlane" not in line]
+    return [line for line in command_lines_with(str(folder)) if "killed_control_plane" not in line]

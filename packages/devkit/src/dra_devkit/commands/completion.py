@@ -1,7 +1,7 @@
-"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs and objects.
+"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, objects, a driver's options.
 
-Completion runs no Python, except for objects of a cluster: for names of pods, claims, nodes and namespaces, it runs
-``dra completion KIND``.
+Completion runs no Python, except for a driver's options and for objects of a cluster: after a driver on the command line, it runs
+``dra COMMAND DRIVER --help``; for names of pods, claims, nodes and namespaces, ``dra completion KIND``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,52 @@ _LIVE = {
     ("dra top", "namespace"): "namespaces",
 }
 """The kind of objects that complete an argument, by command and argument."""
+# The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
+# below expand `~`, because the shell passes it as it was typed.
+_PRINT_FLAGS = (
+    r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+)
+_OWN_OPTIONS = {
+    "bash": r"""
+_dra_and_own() {
+  _shtab_dra "$@"
+  local words current="${COMP_WORDS[COMP_CWORD]}"
+  read -a words <<<"${COMP_LINE:0:COMP_POINT}"
+  [[ $current == -* && ${words[1]} == @(COMMAND_PATTERN) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
+  words=("${words[@]:1:${#words[@]}-2}")
+  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help PRINT_FLAGS)" -- "$current"))
+}
+complete -o bashdefault -o default -F _dra_and_own dra
+""",
+    "zsh": r"""
+_dra_and_own() {
+  local -a line=("${(@Q)words[2,CURRENT-1]}")
+  local current="${words[CURRENT]}" code
+  _shtab_dra "$@"
+  code=$?
+  [[ $current == -* && $line[1] == (COMMAND_PATTERN) && -n ${line[2,-1]:#-*} ]] || return $code
+  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help PRINT_FLAGS) && code=0
+  return $code
+}
+""",
+    "fish": r"""
+function _dra_own
+    set -l line (commandline -opc)
+    contains -- "$line[2]" COMMAND_WORDS; and string match -q -- '-*' (commandline -ct); or return
+    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help PRINT_FLAGS
+end
+complete -c dra -a '(_dra_own)'
+""",
+}
 # Replacements in shtab's output.
 _REPLACEMENTS = {
-    "bash": [("complete -o bashdefault", "complete -o bashdefault -o default")],
+    "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
     "zsh": [
         ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
         # Makes `source <(dra completion zsh)` register the completion, as eval does: only a call by zsh as `_dra` completes words.
         ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
+        ("compdef _shtab_dra", "compdef _dra_and_own"),
+        ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
     ],
     "fish": [],
 }
@@ -93,8 +132,17 @@ def script(shell: str) -> str:
     text: str = shtab.complete(whole, shell)
     for old, new in _REPLACEMENTS[shell]:
         text = text.replace(old, new)
+    of_drivers = [name for name, command in COMMANDS.items() if command.driver_options]
+    own = (
+        _OWN_OPTIONS[shell]
+        .replace("PRINT_FLAGS", _PRINT_FLAGS)
+        .replace("COMMAND_PATTERN", "|".join(of_drivers))
+        .replace("COMMAND_WORDS", " ".join(of_drivers))
+    )
+    if shell == "zsh":  # the function must precede the last lines, which call it
+        return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
     # _OF_DEV completes the path of a driver in the place of a verb.
-    return text + (_OF_DEV if shell == "fish" and "dev" in COMMANDS else "")
+    return text + own + (_OF_DEV if shell == "fish" and "dev" in COMMANDS else "")
 
 
 class _Options(Parser):

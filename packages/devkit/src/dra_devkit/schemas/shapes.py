@@ -124,6 +124,8 @@ _FORMS = {
 }
 SCHEMA = "apiextensions.v1.JSONSchemaProps"
 """The name of the type of schemas in CustomResourceDefinitions."""
+GENERAL_KINDS = frozenset({"APIGroup", "APIGroupList", "APIResourceList", "APIVersions", "DeleteOptions", "Status"})
+"""The kinds that belong to every API group."""
 _SCALARS = {
     ("string", ""): Form.STRING,
     ("string", "byte"): Form.BYTES,
@@ -137,6 +139,7 @@ _SCALARS = {
 }
 
 
+_LIST_META = "apis.meta.v1.ListMeta"
 _PLAIN: Mapping[object, type] = {Form.STRING: str, Form.BOOL: bool}
 
 
@@ -150,6 +153,17 @@ def kind_shape(group: str, version: str, kind: str) -> Struct | None:
     name = tables.name_of(group, version, kind)
     found = named(name) if name else None
     return found if isinstance(found, Struct) else None
+
+
+def list_shape(group: str, version: str, kind: str) -> Struct | None:
+    """Returns the shape of the kind of lists of another kind, or None for an unknown kind."""
+    name = tables.name_of(group, version, kind.removesuffix("List")) if kind.endswith("List") else None
+    if name is None:
+        return None
+    items = {"type": "array", "items": {"$ref": name}, "wire": "2"}
+    found = _shape(f"{name}List", {"properties": {"metadata": {"$ref": _LIST_META, "wire": "1"}, "items": items}})
+    assert isinstance(found, Struct)
+    return found
 
 
 def dra_shape(kind: str) -> Struct:

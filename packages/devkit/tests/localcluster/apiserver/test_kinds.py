@@ -300,8 +300,8 @@ async def test_an_eviction_obeys_the_disruption_budget(curl: ApiCaller) -> None:
 
 async def test_kinds_without_a_controller_are_rejected_with_the_reason(curl: ApiCaller) -> None:
     for path, reason in (
-        (f"{CORE}/persistentvolumeclaims", "does not have persistent volumes"),
-        (f"{APPS}/statefulsets", "does not run stateful sets"),
+        (f"{CORE}/persistentvolumeclaims", "no persistent volumes"),
+        (f"{APPS}/statefulsets", "no controller"),
     ):
         assert (await curl("GET", path)).json["items"] == []
         response = await curl("POST", path, {"metadata": {"name": "x"}})
@@ -394,7 +394,10 @@ async def test_a_custom_kind_follows_its_schema_and_its_definition_deletes_its_o
 # --- namespaces, owners, lists, watches -------------------------------------------------------------
 
 
-async def test_a_namespace_is_deleted_with_its_objects_after_the_last_finalizer(curl: ApiCaller) -> None:
+async def test_a_namespace_is_deleted_with_its_objects_after_the_last_finalizer(
+    curl: ApiCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_devkit.localcluster.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
     await curl.make("/api/v1/namespaces", {"metadata": {"name": "n"}})
     maps = "/api/v1/namespaces/n/configmaps"
     await curl.make(maps, {"metadata": {"name": "free"}})
@@ -404,9 +407,13 @@ async def test_a_namespace_is_deleted_with_its_objects_after_the_last_finalizer(
     ] == ["default"]
     deleted = await curl("DELETE", "/api/v1/namespaces/n")
     assert deleted.json["status"]["phase"] == "Terminating"
-    async with asyncio.timeout(30):
-        while (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]:
-            await asyncio.sleep(0.05)
+    assert (await curl("DELETE", f"{maps}/free")).status == 200, (
+        "the object exists until the namespace controller runs, as in Kubernetes"
+    )
+    timer = curl.server._deleter._timers["n"]
+    timer._run()  # runs the timer now
+    timer.cancel()
+    assert not (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
     assert [m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"]] == ["held"]
     rejected = await curl("POST", maps, {"metadata": {"name": "late"}})
     assert (rejected.status, rejected.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
@@ -532,6 +539,16 @@ async def test_discovery_lists_the_category_all_and_openapi_lists_schemas(curl: 
     }
 
 
+async def test_limit_ranges_set_defaults_and_reject_pods(curl: ApiCaller) -> None:
+    item = {"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}, "max": {"cpu": "2"}}
+    await curl.make(f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [item]}})
+    created = await curl.make(f"{CORE}/pods", pod("p"))
+    assert created["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
+    large_pod = pod("q", containers=[{"name": "c", "image": "i", "resources": {"limits": {"cpu": "3"}}}])
+    response = await curl("POST", f"{CORE}/pods", large_pod)
+    assert (response.status, "maximum cpu usage per Container is 2, but limit is 3" in response.message) == (403, True)
+
+
 async def test_a_warning_reports_stored_fields_without_effect(curl: ApiCaller) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
     spec = {"policyName": "p", "validationActions": ["Audit"]}
@@ -591,6 +608,15 @@ async def test_quotas_count_claims_by_class_and_by_extended_resource(curl: ApiCa
     await curl.make(f"{CORE}/pods", requesting_pod)
     assert (await used())["requests.example.com/gpu"] == "4"
     assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
+
+
+async def test_openapi_v2_is_served_as_json_and_as_protobuf(curl: ApiCaller) -> None:
+    protobuf_type = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+    message = await curl("GET", "/openapi/v2", headers={"Accept": protobuf_type})
+    assert message.headers["Content-Type"] == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+    document = (await curl("GET", "/openapi/v2", headers={"Accept": "application/json"})).json
+    assert "io.k8s.api.resource.v1.DeviceClass" in document["definitions"]
+    assert all(name.encode() in message.body for name in document["definitions"])
 
 
 async def test_generations_increase_only_on_changes_of_the_spec(curl: ApiCaller) -> None:

@@ -1,4 +1,4 @@
-"""Jobs with indexes, limits, suspension and TTL. Annotations set how their simulated pods end."""
+"""Jobs with rules for failure and success, indexes, limits, suspension and TTL. Annotations set how their simulated pods end."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ async def wait_for_end(cluster: LocalCluster, end_type: str, reason: str) -> JSO
     return status
 
 
+async def test_a_failure_rule_for_an_exit_code_fails_the_job_immediately(cluster: LocalCluster) -> None:
+    rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
+    await cluster.apply(job("42", podFailurePolicy={"rules": [rule]}))
+    status = await wait_for_end(cluster, "Failed", "PodFailurePolicy")
+    assert "failed with exit code 42 matching FailJob rule at index 0" in status["conditions"][0]["message"]
+
+
+async def test_an_ignored_failure_is_replaced_and_not_counted(cluster: LocalCluster) -> None:
+    rule = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    await cluster.apply(job(duration="forever", backoffLimit=0, podFailurePolicy={"rules": [rule]}))
+    [first] = await cluster.wait("a pod", lambda: _running(cluster, 1))
+    disruption = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    await cluster.client.patch(
+        PODS, first["metadata"]["name"], {"status": {"conditions": [disruption]}}, "default", "status"
+    )
+    await cluster.client.delete(PODS, first["metadata"]["name"], "default")
+    [second] = await cluster.wait("another pod", lambda: _running(cluster, 1, excluded=first))
+    cluster.node.runtime.end(second["metadata"]["uid"], "main")
+    status = await wait_for_end(cluster, "Complete", "CompletionsReached")
+    assert (status["succeeded"], status.get("failed")) == (1, None)
+
+
 async def _running(cluster: LocalCluster, count: int, excluded: JSON | None = None) -> list[JSON]:
     running = [
         p for p in await pods(cluster)
@@ -54,28 +76,26 @@ async def _running(cluster: LocalCluster, count: int, excluded: JSON | None = No
     return running if len(running) == count else []
 
 
-async def test_a_failed_index_is_tried_again_and_a_deleted_pod_counts_as_failed(cluster: LocalCluster) -> None:
-    spec = {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "backoffLimit": 1}
+async def test_each_index_succeeds_or_fails_separately(cluster: LocalCluster) -> None:
+    spec = {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "backoffLimitPerIndex": 0}
     await cluster.apply(job(duration="forever", **spec))
-    by_index = {}
     for pod in await cluster.wait("all pods", lambda: _running(cluster, 4)):
-        index = by_index[pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]] = pod
-        assert {"name": "JOB_COMPLETION_INDEX", "value": index_of(pod)} in index["spec"]["containers"][0]["env"]
-    for index, pod in by_index.items():
-        if index != "1":
-            cluster.node.runtime.end(pod["metadata"]["uid"], "main")
-    status = (await wait_for_status(cluster, JOBS, "job", lambda s: s.get("succeeded") == 3))["status"]
-    assert status["completedIndexes"] == "0,2,3"
-    await cluster.client.delete(PODS, by_index["1"]["metadata"]["name"], "default")
-    [again] = await cluster.wait("the pod after the backoff", lambda: _running(cluster, 1, excluded=by_index["1"]), 30)
-    assert index_of(again) == "1"
-    cluster.node.runtime.end(again["metadata"]["uid"], "main", 1)
-    status = await wait_for_end(cluster, "Failed", "BackoffLimitExceeded")
-    assert (status["succeeded"], status["failed"], status["completedIndexes"]) == (3, 2, "0,2,3")
+        index = pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]
+        assert {"name": "JOB_COMPLETION_INDEX", "value": index} in pod["spec"]["containers"][0]["env"]
+        cluster.node.runtime.end(pod["metadata"]["uid"], "main", int(index == "1"))
+    status = await wait_for_end(cluster, "Failed", "FailedIndexes")
+    assert (status["completedIndexes"], status["failedIndexes"]) == ("0,2,3", "1")
 
 
-def index_of(pod: JSON) -> str:
-    return str(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
+async def test_a_success_policy_ends_the_job_and_its_running_pods(cluster: LocalCluster) -> None:
+    spec = {"completions": 3, "parallelism": 3, "completionMode": "Indexed"}
+    await cluster.apply(job(duration="forever", **spec, successPolicy={"rules": [{"succeededIndexes": "2"}]}))
+    running = await cluster.wait("all pods", lambda: _running(cluster, 3))
+    [leader] = [p for p in running if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "2"]
+    cluster.node.runtime.end(leader["metadata"]["uid"], "main")
+    status = await wait_for_end(cluster, "Complete", "SuccessPolicy")
+    assert (status["succeeded"], status["completedIndexes"]) == (1, "2")
+    assert [p["metadata"]["uid"] for p in await pods(cluster)] == [leader["metadata"]["uid"]]
 
 
 async def test_a_suspended_job_has_no_pods_and_keeps_its_progress(cluster: LocalCluster) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from dra_devkit.packaging.manifests import source_reader
 from dra_devkit.packaging.manifests.patches import merge_patch
 from dra_devkit.packaging.manifests.replacements import places
 from dra_devkit.packaging.manifests.source_reader import Distribution
 from dra_devkit.packaging.manifests.values import merged
+from dra_devkit.packaging.manifests.values_validation import value_errors
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from packages.devkit.tests.packaging.manifests.rendering import (
@@ -245,14 +248,18 @@ def test_no_overlay_patches_by_position() -> None:
     [
         ({"driverName": None}, "driverName: a value is required"),
         ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
+        ({"driverName": "npu..example.com"}, "driverName: 'npu..example.com' does not match"),
         ({"driverName": "a." * 32 + "a"}, "a' has more than 63 characters"),
         ({"features": {"nodeLabel": True}, "nodeLabel": "a/b/c"}, "nodeLabel: 'a/b/c' does not match"),
+        ({"features": {"nodeLabel": True}, "nodeLabel": "-x"}, "nodeLabel: '-x' does not match"),
         ({"options": {"A": "\x7f"}}, "options.A: '\ufffd' has a character that is not allowed in YAML"),
         ({"kubeletroot": "/x"}, "values.yaml:8: kubeletroot: no such value, did you mean 'kubeletRoot'?"),
         ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: a value is required"),
         ({"features": []}, "features: a list, not a mapping of names to values"),
+        ({"options": ""}, "options: '', not a mapping of names to values"),
+        ({"pods": {"plugin": False}}, "pods.plugin: not a mapping of fields to values"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         (
             {"features": {"webhook": True}},
@@ -264,6 +271,8 @@ def test_no_overlay_patches_by_position() -> None:
         ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set this variable"),
         ({"options": {"A-B": "n"}}, "options.A-B: not a valid name of an environment variable"),
         ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize removes"),
+        ({"options": ["A"]}, "options: a list, not a mapping of names to values"),
+        ({"features": ["probes"]}, "features: a list, not a mapping of names to values"),
         (
             {"options": {"SHUTDOWN_GRACE_PERIOD": "5x"}},
             "options.SHUTDOWN_GRACE_PERIOD: '5x' is not a duration; write it like 500ms, 45s",
@@ -272,33 +281,63 @@ def test_no_overlay_patches_by_position() -> None:
             {"options": {"API_TIMEOUT": "1ms"}},
             "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
         ),
+        ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
+        ({"options": {"ON": True}}, 'options.ON: true is not text: write it in quotes, "true"'),
         ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is not a spec of a DeviceClass"),
         (
             {"deviceClasses": {"a": {"selector": []}}},
             "deviceClasses.a.selector: unknown field, did you mean 'selectors'?",
         ),
+        ({"deviceClasses": {"A": {}}}, 'deviceClasses.A: Invalid value: "A": a lowercase RFC 1123 subdomain'),
         (
             {"deviceClasses": {"a.b": {"selectors": [{"cel": {"expression": "device.drivr == 'x'"}}]}}},
             "values.yaml:5: deviceClasses.a.b.selectors[0].cel.expression: Invalid value: \"device.drivr == 'x'\": compilation failed",
         ),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
         ({"logLevel": "inof"}, "logLevel: 'inof' is not one of debug, info, warning, error, did you mean 'info'?"),
+        ({"webhookFailurePolicy": "ignore"}, "'ignore' is not one of Ignore, Fail, did you mean 'Ignore'?"),
         (
             {"webhookCABundle": "abcd"},
             "webhookCABundle: not a certificate: give PEM in base64, the output of `base64 -w0 ca.crt`",
         ),
         ({"httpPort": "8080"}, "httpPort: '8080' is not a number from 1 to 65535: write it without quotes"),
-        *(({"namespace": text}, f"namespace: '{text}' would be read as another type") for text in ("0x1f", "1e3")),
+        ({"httpPort": 70000}, "httpPort: 70000 is not a number from 1 to 65535"),
+        *(
+            ({"namespace": text}, f"namespace: '{text}' would be read as another type")
+            for text in ("123", "0x1f", "1e3", "null", "on")
+        ),
+        ({"name": "true"}, "name: 'true' would be read as another type"),
         ({"logLevel": 5}, "logLevel: 5 is not text"),
+        ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
+        ({"pods": ["plugin"]}, "pods: a list, not a mapping of names to values"),
+        ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, supervisor, controller, webhook"),
         ({"pods": {"pluginn": {}}}, "pods.pluginn: no such pod, did you mean 'plugin'?"),
         ({"pods": {"plugin": "x"}}, "pods.plugin: not a mapping of fields to values"),
         (
             {"pods": {"plugin": {"toleration": []}}},
             "pods.plugin.toleration: no such field, did you mean 'tolerations'?",
         ),
+        ({"pods": {"plugin": {"x": 1}}}, "pods.plugin.x: no such field; there are annotations, labels, nodeSelector,"),
+        (
+            {"pods": {"plugin": {"resources": {"limit": {}}}}},
+            "pods.plugin.resources.limit: unknown field, did you mean 'limits'?",
+        ),
         (
             {"pods": {"all": {"resources": {"limits": {"memory": "64Mib"}}}}},
             "pods.all.resources.limits.memory: '64Mib' is not a quantity",
         ),
+        (
+            {"pods": {"webhook": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}},
+            'pods.webhook.resources.requests: Invalid value: "2": must be less than or equal to cpu limit of 1',
+        ),
+        (
+            {"pods": {"controller": {"nodeSelector": {"a": True}}}},
+            "pods.controller.nodeSelector.a: true in place of text",
+        ),
+        ({"pods": {"plugin": {"tolerations": {"a": 1}}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": ""}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": [{"operator": "Exist"}]}}}, "did you mean 'Exists'?"),
+        ({"pods": {"plugin": {"labels": {"a b": ""}}}}, 'pods.plugin.labels: Invalid value: "a b"'),
         ({"pods": {"plugin": {"labels": {"app.kubernetes.io/name": "x"}}}}, "this label selects the driver's pods"),
         (
             {"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}},
@@ -306,6 +345,11 @@ def test_no_overlay_patches_by_position() -> None:
         ),
         ({"pods": {"plugin": {"env": [{"name": "X", "value": 1}]}}}, "pods.plugin.env[0].value: 1 in place of text"),
         ({"pods": {"plugin": {"volumes": [{"name": "tmp"}]}}}, 'pods.plugin.volumes[0].name: Duplicate value: "tmp"'),
+        (
+            {"pods": {"plugin": {"volumeMounts": [{"name": "fw", "mountPath": "/fw"}]}}},
+            'pods.plugin.volumeMounts[0].name: Not found: "fw"',
+        ),
+        ({"pods": {"plugin": {"imagePullPolicy": "always"}}}, "did you mean 'Always'?"),
         (
             {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
             "pods.all.affinity: this affinity would replace the affinity of the feature nodeLabel",
@@ -448,6 +492,20 @@ def test_fields_of_a_pod_that_is_not_deployed_cause_a_warning(
     assert "pods.webhook" not in output and "pods.plugin" not in output
 
 
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_typo_in_a_field_of_a_pod_is_reported_with_the_intended_field(data: st.DataObject) -> None:
+    word, pod = (
+        data.draw(st.sampled_from([*FIELDS])),
+        data.draw(st.sampled_from(["all", "plugin", "controller", "webhook"])),
+    )
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
+    assume(typo not in FIELDS)
+    (message,) = value_errors(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
+    assert str(message) == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
+
+
 def test_a_device_class_with_a_misspelled_driver_name_causes_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,7 +524,32 @@ def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(
     assert f"use shared/kustomize, which is relative to {tmp_path}" in capsys.readouterr().err
 
 
-@pytest.mark.cases(4)
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_typo_in_a_value_or_feature_is_reported_with_the_intended_name(data: st.DataObject) -> None:
+    word = data.draw(st.sampled_from([*SOURCE.parameters, *SOURCE.features]))
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(
+        st.sampled_from(
+            [word[:at] + word[at + 1 :], word[:at] + letter + word[at + 1 :], word[:at] + letter + word[at:]]
+        )
+    )
+    known = (
+        SOURCE.features
+        if word in SOURCE.features
+        else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1, "pods": 1}
+    )
+    assume(typo not in known)
+    driver_values = with_features(*ALL)
+    if word in SOURCE.features:
+        driver_values["features"][typo] = True
+    else:
+        driver_values[typo] = driver_values.pop(word, "x")
+    messages = [str(e) for e in value_errors(SOURCE, driver_values) if f"{typo}: no such" in str(e)]
+    assert len(messages) == 1 and f"did you mean '{word}'?" in messages[0], messages
+
+
+@pytest.mark.cases(8)
 @pytest.mark.helm
 @pytest.mark.parametrize(
     ("changes", "expected"),
@@ -474,7 +557,10 @@ def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(
         ({"logLevel": "inof"}, "'debug', 'info', 'warning', 'error'"),
         ({"httpPort": "8080"}, "/httpPort': got string, want integer"),
         ({"deviceClasses": {"a": {"selector": []}}}, "additional properties 'selector' not allowed"),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": 1}}]}}}, "want null or string"),
         ({"driverName": ""}, "driverName: Name of the driver"),
+        ({"driverName": "NPU"}, "match pattern"),
+        ({"driverName": "a." * 32 + "a"}, "maxLength"),
         ({"features": {"probe": True}}, "probe"),
         ({"features": None}, "missing property 'features'"),
         ({"features": {"probes": None}}, "missing property 'probes'"),
@@ -484,8 +570,13 @@ def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(
             {"features": {"webhook": True}},
             "the API server does not trust the webhook's certificate: switch certManager on",
         ),
+        ({"features": {"certManager": True}}, "certManager needs the feature webhook: switch webhook on"),
+        ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
+        ({"options": {"COUNT": 8}}, "string"),
         ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
         ({"pods": {"node": {}}}, "additional properties 'node' not allowed"),
+        ({"pods": {"plugin": {"toleration": []}}}, "additional properties 'toleration' not allowed"),
+        ({"pods": {"plugin": {"resources": {"limit": {}}}}}, "additional properties 'limit' not allowed"),
         ({"pods": {"plugin": {"nodeSelector": {"a": True}}}}, "want null or string"),
         ({"pods": {"all": {"labels": {"app.kubernetes.io/name": "x"}}}}, "app.kubernetes.io/name"),
         ({"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}}, "/pods/all/env/1/name"),

@@ -185,6 +185,14 @@ def _job_duration(job: ReadOnlyJSON) -> str:
     return duration(datetime.fromisoformat(end).timestamp() - datetime.fromisoformat(start).timestamp())
 
 
+def _ports(service: ReadOnlyJSON) -> str:
+    shown = []
+    for port in _list(service, "spec", "ports"):
+        node = f":{port['nodePort']}" if port.get("nodePort") else ""
+        shown.append(f"{port.get('port')}{node}/{port.get('protocol', 'TCP')}")
+    return ",".join(shown) or _NONE
+
+
 def _quota(prefix: str, *, exclude: bool) -> ValueGetter:
     def found(quota: ReadOnlyJSON) -> str:
         hard, used = _map(quota, "status", "hard"), _map(quota, "status", "used")
@@ -193,6 +201,14 @@ def _quota(prefix: str, *, exclude: bool) -> ValueGetter:
         )
 
     return found
+
+
+def _subjects(binding: ReadOnlyJSON) -> str:
+    return ", ".join(str(s.get("name")) for s in _list(binding, "subjects") if s.get("kind") == "User")
+
+
+def _role(binding: ReadOnlyJSON) -> str:
+    return f"{_of(binding, 'roleRef', 'kind')}/{_of(binding, 'roleRef', 'name')}"
 
 
 def _size(*fields: str) -> ValueGetter:
@@ -236,7 +252,6 @@ _DAEMONS = (
     ("Available", "numberAvailable"),
 )
 
-# Other kinds have a name and an age.
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "namespaces": (NAME, ("Status", 0, value_at("status", "phase")), AGE),
     "nodes": (
@@ -273,14 +288,25 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Name", 1, lambda o: o["metadata"]["name"]),
     ),
     "leases.coordination.k8s.io": (NAME, ("Holder", 0, value_at("spec", "holderIdentity")), AGE),
+    "serviceaccounts": (NAME, AGE),
     "configmaps": (NAME, ("Data", 0, _size("data", "binaryData")), AGE),
     "secrets": (NAME, ("Type", 0, value_at("type")), ("Data", 0, _size("data")), AGE),
+    "services": (
+        NAME,
+        ("Type", 0, value_at("spec", "type")),
+        ("Cluster-IP", 0, value_at("spec", "clusterIP", default=_NONE)),
+        ("External-IP", 0, lambda o: _NONE),
+        ("Port(s)", 0, _ports),
+        AGE,
+        ("Selector", 1, _selector("spec", "selector")),
+    ),
     "resourcequotas": (
         NAME,
         ("Request", 0, _quota("limits.", exclude=True)),
         ("Limit", 0, _quota("limits.", exclude=False)),
         AGE,
     ),
+    "limitranges": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
     "daemonsets.apps": (
         NAME,
         *((n, 0, _number("status", f)) for n, f in _DAEMONS),
@@ -312,6 +338,50 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         *_WORKLOAD,
     ),
+    "roles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
+    "clusterroles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
+    "rolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
+    "clusterrolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
+    "priorityclasses.scheduling.k8s.io": (
+        NAME,
+        ("Value", 0, _number("value")),
+        ("Global-Default", 0, lambda o: str(bool(o.get("globalDefault"))).lower()),
+        AGE,
+        ("PreemptionPolicy", 0, value_at("preemptionPolicy")),
+    ),
+    "poddisruptionbudgets.policy": (
+        NAME,
+        ("Min Available", 0, value_at("spec", "minAvailable", default="N/A")),
+        ("Max Unavailable", 0, value_at("spec", "maxUnavailable", default="N/A")),
+        ("Allowed Disruptions", 0, _number("status", "disruptionsAllowed")),
+        AGE,
+    ),
+    "validatingadmissionpolicies.admissionregistration.k8s.io": (
+        NAME,
+        ("Validations", 0, lambda o: len(_list(o, "spec", "validations"))),
+        ("ParamKind", 0, value_at("spec", "paramKind", "kind", default="<unset>")),
+        AGE,
+    ),
+    "validatingadmissionpolicybindings.admissionregistration.k8s.io": (
+        NAME,
+        ("PolicyName", 0, value_at("spec", "policyName")),
+        ("ParamRef", 0, value_at("spec", "paramRef", "name", default="<unset>")),
+        AGE,
+    ),
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": (
+        NAME,
+        ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))),
+        AGE,
+    ),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
+        NAME,
+        ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))),
+        AGE,
+    ),
+    "customresourcedefinitions.apiextensions.k8s.io": (
+        NAME,
+        ("Created At", 0, value_at("metadata", "creationTimestamp")),
+    ),
     "resourceslices.resource.k8s.io": (
         NAME,
         ("Node", 0, value_at("spec", "nodeName", default=_NONE)),
@@ -321,6 +391,9 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Devices", 1, lambda o: len(_list(o, "spec", "devices"))),
     ),
     "resourceclaims.resource.k8s.io": (NAME, ("State", 0, _claim_state), AGE, ("Devices", 1, _claim_devices)),
+    "resourceclaimtemplates.resource.k8s.io": (NAME, AGE),
+    "deviceclasses.resource.k8s.io": (NAME, AGE),
+    "devicetaintrules.resource.k8s.io": (NAME, AGE),
     "resourcepoolstatusrequests.resource.k8s.io": (
         NAME,
         ("Driver", 0, value_at("spec", "driver")),

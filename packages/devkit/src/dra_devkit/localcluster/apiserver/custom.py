@@ -15,6 +15,7 @@ from ...schemas import decoding, shapes
 from ...schemas.decoding import DecodeError
 from ...schemas.merging import Type, from_schema
 from ...validation import metadata as metadata_rules
+from . import custom_rules
 from .columns import AGE, NAME, Column, since, value_at
 from .kinds import ServedKind
 
@@ -33,6 +34,7 @@ def kind_of(definition: JSON) -> ServedKind:
     served = [v for v in spec.get("versions") or () if v.get("served")]
     served.sort(key=lambda v: not v.get("storage"))
     schemas = {v["name"]: (v.get("schema") or {}).get("openAPIV3Schema") or _ANYTHING for v in served}
+    scale: Mapping[str, str] = next((s for v in served if (s := (v.get("subresources") or {}).get("scale"))), {})
     return ServedKind(
         spec["group"],
         tuple(schemas),
@@ -41,10 +43,12 @@ def kind_of(definition: JSON) -> ServedKind:
         spec.get("scope") == "Namespaced",
         tuple(names.get("shortNames") or ()),
         any((v.get("subresources") or {}).get("status") is not None for v in served),
+        subresources=("scale",) if scale else (),
         categories=tuple(names.get("categories") or ()),
         selectable=tuple(f["jsonPath"].lstrip(".") for v in served for f in v.get("selectableFields") or ()),
         custom_columns=_columns(served[0] if served else {}),
         schemas=schemas,
+        scale=scale,
     )
 
 
@@ -88,8 +92,36 @@ def definition_faults(definition: JSON, old: JSON | None) -> list[FieldError]:
             out.append(required(where, "schemas are required"))
         elif schema.get("type") != "object":
             out.append(invalid(f"{where}.type", schema.get("type"), "must be object at the root"))
+        else:
+            out += custom_rules.definition_faults(schema, where)
+        out += _scale_faults(version, f"spec.versions[{i}].subresources.scale")
     if old is not None and spec.get("scope") != old["spec"].get("scope"):
         out.append(invalid("spec.scope", spec.get("scope"), "field is immutable"))
+    return out
+
+
+_SCALE_PATHS = (
+    ("specReplicasPath", ".spec.", True),
+    ("statusReplicasPath", ".status.", True),
+    ("labelSelectorPath", ".", False),
+)
+
+
+def _scale_faults(version: Schema, path: str) -> list[FieldError]:
+    scale = (version.get("subresources") or {}).get("scale")
+    if scale is None:
+        return []
+    out = []
+    for name, root, needed in _SCALE_PATHS:
+        json_path = str(scale.get(name) or "")
+        if not json_path and needed:
+            out.append(required(f"{path}.{name}"))
+        elif json_path and not json_path.startswith(root):
+            out.append(
+                invalid(
+                    f"{path}.{name}", json_path, f"should be a json path under {root.rstrip('.') or '.spec or .status'}"
+                )
+            )
     return out
 
 
@@ -162,7 +194,15 @@ def faults(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
     """Validates an object with the schema of the stored version, and returns all errors."""
     meta = obj["metadata"]
     out = metadata_rules.metadata(meta) if old is None else metadata_rules.updated_metadata(meta, wholly=False)
-    return out + _faults({k: v for k, v in obj.items() if k not in _META}, kind.schemas[kind.versions[0]], "")
+    schema = kind.schemas[kind.versions[0]]
+    found = _faults({k: v for k, v in obj.items() if k not in _META}, schema, "")
+    return out + found + ([] if found else custom_rules.faults(_typed(kind, obj), old and _typed(kind, old), schema))
+
+
+def _typed(kind: ServedKind, obj: JSON) -> JSON:
+    """Returns the form of an object that CEL rules can use: with apiVersion and kind, and with only the names in its metadata."""
+    meta = {k: v for k, v in obj["metadata"].items() if k in {"name", "generateName"}}
+    return {**obj, "apiVersion": kind.api_version(kind.versions[0]), "kind": kind.kind, "metadata": meta}
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -201,6 +241,7 @@ def _faults(value: Any, schema: Schema, path: str) -> list[FieldError]:
     elif isinstance(value, str):
         out += _size(len(value), schema, path, "Length")
         out += _pattern(value, schema, path)
+        out += _format(value, schema, path)
     elif isinstance(value, (int, float)):
         out += _bounds(value, schema, path)
     return out
@@ -230,6 +271,13 @@ def _pattern(value: str, schema: Schema, path: str) -> list[FieldError]:
     except ValueError:  # RE2 does not support the pattern in the definition
         return []
     return [] if fits else [invalid(path, value, f"{path} in body should match '{pattern}'")]
+
+
+def _format(value: str, schema: Schema, path: str) -> list[FieldError]:
+    name = schema.get("format", "")
+    if custom_rules.fits_format(value, name):
+        return []
+    return [invalid(path, value, f'{path} in body must be of type {name}: "{value}"')]
 
 
 def _bounds(value: float, schema: Schema, path: str) -> list[FieldError]:

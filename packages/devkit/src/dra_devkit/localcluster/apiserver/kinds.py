@@ -31,6 +31,7 @@ class ServedKind:
         refused: the reason why objects of this kind are rejected; empty for a served kind.
         virtual: whether the objects are reviews, which are created but never stored.
         schemas: the schemas of a custom resource, by version.
+        scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
 
     group: str
@@ -49,6 +50,7 @@ class ServedKind:
     virtual: bool = False
     custom_columns: tuple[Column, ...] = ()
     schemas: Mapping[str, ReadOnlyJSON] = field(default_factory=dict, compare=False)
+    scale: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -101,6 +103,7 @@ _WITHOUT_GENERATION = frozenset(
         "secrets",
         "services",
         "resourcequotas",
+        "limitranges",
         "leases.coordination.k8s.io",
         "resourceclaims.resource.k8s.io",
         "resourceclaimtemplates.resource.k8s.io",
@@ -112,6 +115,11 @@ _V1 = ("v1",)
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
+_NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
+_NO_REPLICATION = "the local cluster has no controller for replication controllers: use a Deployment"
+_NO_METRICS = "the local cluster does not measure load, so an autoscaler would have no effect: use `kubectl scale`"
+_NO_NETWORK = "the local cluster has no pod network, so the object would have no effect"
+_NO_STORAGE = "the local cluster has no persistent volumes"
 _EVENT_FIELDS = (
     "involvedObject.kind",
     "involvedObject.namespace",
@@ -125,39 +133,6 @@ _EVENT_FIELDS = (
     "source",
     "type",
 )
-_MUTATION = "evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
-_NETWORK = "have a pod network, so the object would have no effect"
-_STORAGE = "have persistent volumes"
-# Kinds that the local cluster refuses: group, versions, kind, plural, short name, and the reason after "the local cluster does not".
-_REFUSED = (
-    ("", _V1, "LimitRange", "limitranges", "limits", "apply LimitRanges: set the resources in the pods"),
-    ("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", "pvc", _STORAGE),
-    ("", _V1, "PersistentVolume", "persistentvolumes", "pv", _STORAGE),
-    ("", _V1, "ReplicationController", "replicationcontrollers", "rc", "run replication controllers: use a Deployment"),
-    ("apps", _V1, "StatefulSet", "statefulsets", "sts", "run stateful sets: use a Deployment or Pods"),
-    ("batch", _V1, "CronJob", "cronjobs", "cj", "run cron jobs: use a Job"),
-    (
-        "autoscaling",
-        ("v2", "v1"),
-        "HorizontalPodAutoscaler",
-        "horizontalpodautoscalers",
-        "hpa",
-        "measure load, so an autoscaler would have no effect: use `kubectl scale`",
-    ),
-    ("networking.k8s.io", _V1, "Ingress", "ingresses", "ing", _NETWORK),
-    ("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", "netpol", _NETWORK),
-    (_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", "", _MUTATION),
-    (_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", "", _MUTATION),
-    (
-        pod_groups.GROUP,
-        POD_GROUP_VERSIONS,
-        "Workload",
-        "workloads",
-        "",
-        "create PodGroups of a Workload: create the PodGroups",
-    ),
-)
-_OF_CLUSTER = ("PersistentVolume", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")  # not in namespaces
 
 
 def _dra(kind: str, plural: str, *, namespaced: bool = False, **more: Any) -> ServedKind:
@@ -208,6 +183,9 @@ KINDS = (
         "", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")
     ),
     ServedKind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
+    ServedKind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
+    ServedKind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
+    ServedKind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
     ServedKind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
     ServedKind(
         "apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)
@@ -224,7 +202,49 @@ KINDS = (
         subresources=("scale",),
         selectable=("status.replicas",),
     ),
+    ServedKind(
+        "apps",
+        _V1,
+        "StatefulSet",
+        "statefulsets",
+        True,
+        ("sts",),
+        categories=ALL,
+        refused="the local cluster has no controller for stateful sets: use a Deployment or Pods",
+    ),
     ServedKind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
+    ServedKind(
+        "batch",
+        _V1,
+        "CronJob",
+        "cronjobs",
+        True,
+        ("cj",),
+        categories=ALL,
+        refused="the local cluster has no controller for cron jobs: use a Job",
+    ),
+    ServedKind(
+        "",
+        _V1,
+        "ReplicationController",
+        "replicationcontrollers",
+        True,
+        ("rc",),
+        categories=ALL,
+        refused=_NO_REPLICATION,
+    ),
+    ServedKind(
+        "autoscaling",
+        ("v2", "v1"),
+        "HorizontalPodAutoscaler",
+        "horizontalpodautoscalers",
+        True,
+        ("hpa",),
+        categories=ALL,
+        refused=_NO_METRICS,
+    ),
+    ServedKind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
+    ServedKind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
     ServedKind("coordination.k8s.io", _V1, "Lease", "leases", True),
     ServedKind(
         "events.k8s.io",
@@ -255,8 +275,25 @@ KINDS = (
     ServedKind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
     ServedKind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
     ServedKind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
+    ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
+    ServedKind(
+        _ADMISSION,
+        _V1,
+        "MutatingAdmissionPolicyBinding",
+        "mutatingadmissionpolicybindings",
+        False,
+        refused=_NO_MUTATION,
+    ),
     ServedKind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
     ServedKind(pod_groups.GROUP, POD_GROUP_VERSIONS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
+    ServedKind(
+        pod_groups.GROUP,
+        POD_GROUP_VERSIONS,
+        "Workload",
+        "workloads",
+        True,
+        refused="the local cluster has no controller that creates PodGroups from a Workload: create the PodGroups",
+    ),
     ServedKind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     ServedKind(
         "apiextensions.k8s.io",
@@ -280,18 +317,6 @@ KINDS = (
     _dra("DeviceClass", "deviceclasses"),
     _dra("DeviceTaintRule", "devicetaintrules", status=True),
     _dra("ResourcePoolStatusRequest", "resourcepoolstatusrequests", status=True),
-    *(
-        ServedKind(
-            group,
-            versions,
-            kind,
-            plural,
-            kind not in _OF_CLUSTER,
-            (short,) if short else (),
-            refused=f"the local cluster does not {why}",
-        )
-        for group, versions, kind, plural, short, why in _REFUSED
-    ),
 )
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}

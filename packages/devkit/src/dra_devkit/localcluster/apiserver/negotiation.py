@@ -1,37 +1,67 @@
-"""Chooses the form of a response by the Accept header of the request: JSON or YAML.
+"""Chooses the form of a response by the Accept header of the request: JSON, protobuf or YAML.
 
-A Go client that prefers protobuf accepts JSON too, and reads the form that the response names.
+The server writes JSON if the client accepts it: a Go client that prefers protobuf reads the form that the response names. All handlers
+return JSON. For a client that accepts only protobuf, :func:`in_accepted_form` converts the response. Tables exist in JSON only, and
+kinds without a schema, such as custom resources, have no protobuf messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+
+import msgspec
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 
+from ...schemas import protobuf
 from .status_errors import StatusError
 
 JSON, YAML = "application/json", "application/yaml"
 _ANY = ("application/*", "*/*")
 
 
-def check(request: Request, *, watches: bool = False) -> None:
-    """Raises :class:`StatusError` if the client accepts no form of the response. ``watches``: it is a stream of events."""
-    forms = (JSON,) if watches else (JSON, YAML)
+def check(request: Request, api_version: str, kind: str, *, watches: bool = False) -> None:
+    """Raises :class:`StatusError` if the client accepts no form of the response.
+
+    Args:
+        api_version, kind: those of the objects in the response.
+        watches: whether the response is a stream of events.
+    """
+    has_protobuf = protobuf.knows(api_version, kind)
+    forms = [JSON, *(() if watches else (YAML,)), *((protobuf.MEDIA_TYPE,) if has_protobuf else ())]
     if _chosen(request, forms) is None:
-        text = f"only the following media types are accepted: {', '.join(forms)}"
-        raise StatusError(406, "NotAcceptable", text)
+        accepted = ", ".join(forms)
+        raise StatusError(406, "NotAcceptable", f"only the following media types are accepted: {accepted}")
 
 
 def in_accepted_form(request: Request, response: Response) -> Response:
     """Returns the response in the form that the client accepts; unchanged if there is no such form."""
-    if response.content_type == JSON and response.stream is None and _chosen(request, (JSON, YAML)) == YAML:
+    if response.content_type != JSON:
+        return response
+    form = _chosen(request, (JSON, protobuf.MEDIA_TYPE, YAML))
+    if form == YAML and response.stream is None:
         return replace(response, content_type=YAML)  # each JSON document is also a YAML document
-    return response
+    if form != protobuf.MEDIA_TYPE:
+        return response
+    if response.stream is not None:
+        return replace(response, content_type=f"{form};stream=watch", stream=_events(response.stream))
+    obj = msgspec.json.decode(response.body)
+    if not protobuf.knows(obj.get("apiVersion", ""), obj.get("kind", "")):
+        return response
+    return replace(response, content_type=form, body=protobuf.encode(obj))
 
 
-def _chosen(request: Request, forms: Sequence[str]) -> str | None:
+async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in lines:
+            events = map(msgspec.json.decode, chunk.splitlines())
+            yield b"".join(protobuf.encode_event(e["type"], e["object"]) for e in events)
+    finally:
+        await lines.aclose()  # type: ignore[attr-defined]
+
+
+def _chosen(request: Request, forms: list[str] | tuple[str, ...]) -> str | None:
     """Returns the first form that the client accepts."""
     accept = request.headers.get("accept", "")
     if not accept.strip():
@@ -51,7 +81,7 @@ def _clauses(accept: str) -> Iterator[tuple[str, float]]:
     for clause in accept.split(","):
         media_type, *parameters = (part.strip() for part in clause.split(";"))
         values = dict(p.partition("=")[::2] for p in parameters)
-        if values.get("as", "Table") != "Table":
+        if (view := values.get("as")) and (view != "Table" or media_type == protobuf.MEDIA_TYPE):
             continue  # another view of the object, which the server does not have
         try:
             quality = float(values.get("q", 1))

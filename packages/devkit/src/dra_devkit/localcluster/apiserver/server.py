@@ -14,8 +14,9 @@ from dra_kubeletplugin.kube import ApiConfig, Tls
 from dra_kubeletplugin.kube.credentials import Token
 
 from ...kubernetes_releases import Features
+from ...schemas import openapi_wire
 from ..runtime.interface import ContainerRuntime
-from . import auth, custom, negotiation, openapi, roles
+from . import auth, custom, negotiation, roles
 from .access import Access, AccessRequest
 from .admission import Admission, AdmissionChain, builtin
 from .admission.attributes import CONNECT, ObjectKind
@@ -24,6 +25,7 @@ from .deleting import Deleter
 from .discovery import Discovery, is_served
 from .faults import Faults
 from .kinds import Registry, ServedKind
+from .openapi import OpenApi
 from .pod_streams import PodStreams
 from .quota import Quotas
 from .reading import Reader
@@ -89,7 +91,7 @@ class ApiServer:
         self._reviews = Reviews(self.access, self.tokens)
         self._admissions = AdmissionChain(self.storage, self._registry, self.access, self.features)
         self._discovery = Discovery(self._registry, self.features.version)
-        self._openapi = openapi.OpenApi(self._registry, self._discovery)
+        self._openapi = OpenApi(self._registry, self._discovery)
         self._create_initial_objects()
 
     async def start(self) -> str:
@@ -229,13 +231,15 @@ class ApiServer:
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.document_at(request.path, self.served)
             if found is not None:
-                negotiation.check(request)
+                if "kind" in found:
+                    negotiation.check(request, "v1", found["kind"])
                 return json_response(found)
-            schemas = self._openapi.document_at(request.path, self.served)
+            accept = request.headers.get("accept", "")
+            schemas = self._openapi.document_at(request.path, self.served, accept)
+            if isinstance(schemas, bytes):
+                return Response(200, schemas, openapi_wire.MEDIA_TYPE)
             if schemas is not None:
                 return json_response(schemas)
-            if request.path == openapi.VERSION_2:
-                return Response(200, openapi.EMPTY, openapi.PROTOBUF)
         return await self._resource(request, user)
 
     async def _resource(self, request: Request, user: User) -> Response:
@@ -252,7 +256,7 @@ class ApiServer:
             await self._check_stream(request, target, user, admission)
         if (streamed := await self._streams.respond(request)) is not None:
             return streamed
-        negotiation.check(request, watches=watches)
+        negotiation.check(request, target.kind.api_version(target.version), target.kind.kind, watches=watches)
         if target.kind.virtual:
             if request.method != "POST" or target.name:
                 raise not_allowed()

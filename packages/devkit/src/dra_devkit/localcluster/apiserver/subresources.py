@@ -18,6 +18,7 @@ from .admission import Admission
 from .admission.attributes import ObjectKind
 from .auth import Tokens
 from .deleting import Deleter
+from .kinds import ServedKind
 from .requests import RequestInfo, conflict, dry_run, json_response, success
 from .status_errors import StatusError, bad_request, invalid, not_allowed
 from .storage import Storage
@@ -156,11 +157,11 @@ class Subresources:
         return json_response(strategy.outgoing(target.kind, target.version, obj))
 
     async def _scale(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        return json_response(_scale_of(self.writer.find(target)))
+        return json_response(_scale_of(target.kind, self.writer.find(target)))
 
     async def _set_scale(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         obj = self.writer.find(target)
-        current = _scale_of(obj)
+        current = _scale_of(target.kind, obj)
         scale = target
         if request.method == "PUT":
             requested: Any = request_decoding.read_object(request).value
@@ -187,23 +188,46 @@ class Subresources:
         version = decoded["metadata"].get("resourceVersion")
         await admission.validate(target, {**current, "spec": decoded["spec"]}, current, kind=_SCALE)
         changed = copy.deepcopy(obj)
-        changed["spec"]["replicas"] = replicas
+        *above, last = _path(target.kind, "specReplicasPath", _REPLICAS)
+        holder = changed
+        for key in above:
+            holder = holder.setdefault(key, {})
+        holder[last] = replicas
         if version and version != current["metadata"]["resourceVersion"]:
             changed["metadata"]["resourceVersion"] = version
         out = await self.writer.replace(request, target.of(target.name), changed, obj, admission.accept_all())
-        return json_response(_scale_of(out.object))
+        return json_response(_scale_of(target.kind, out.object))
 
 
-def _scale_of(obj: JSON) -> JSON:
+_REPLICAS, _STATUS_REPLICAS = ".spec.replicas", ".status.replicas"
+
+
+def _path(kind: ServedKind, name: str, default: str) -> list[str]:
+    return [p for p in (kind.scale.get(name) or default).split(".") if p]
+
+
+def _at(obj: JSON, path: list[str]) -> Any:
+    found: Any = obj
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _scale_of(kind: ServedKind, obj: JSON) -> JSON:
     meta = obj["metadata"]
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    labels = (obj["spec"].get("selector") or {}).get("matchLabels") or {}
-    selector = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
-    status = {"replicas": (obj.get("status") or {}).get("replicas") or 0}
+    if kind.custom:
+        selector = (
+            str(_at(obj, _path(kind, "labelSelectorPath", "")) or "") if kind.scale.get("labelSelectorPath") else ""
+        )
+    else:
+        labels = ((obj.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+        selector = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
+    status = {"replicas": _at(obj, _path(kind, "statusReplicasPath", _STATUS_REPLICAS)) or 0}
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {k: meta[k] for k in kept if k in meta},
-        "spec": {"replicas": obj["spec"].get("replicas") or 0},
+        "spec": {"replicas": _at(obj, _path(kind, "specReplicasPath", _REPLICAS)) or 0},
         "status": status | ({"selector": selector} if selector else {}),
     }

@@ -14,7 +14,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 from dra_kubeletplugin.resourceapi.validation.field_errors import invalid as invalid_field
 
 from ...kubernetes_releases import Features
-from . import claim_status, dropped_fields, field_managers, patch, request_decoding, roles, strategy
+from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
 from .access import AccessRequest
 from .admission import Admission, builtin
 from .faults import Faults
@@ -244,6 +244,7 @@ class Writer:
         if target.storage == "pods":
             builtin.set_priority(self.storage, target, obj)
             builtin.check_runtime_class(target, obj)
+            limits.admit(self.storage, target, obj)
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":
             builtin.check_account(self.storage, target, obj)

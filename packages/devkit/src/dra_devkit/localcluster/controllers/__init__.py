@@ -11,7 +11,6 @@ from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS, SLICES,
 
 from ...kubernetes_releases import Features
 from ..informer import Informers, pod_groups, pool_requests, taint_rules
-from ..kubelet.timers import Timers
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController
@@ -30,9 +29,13 @@ from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_
 
 
 class ControllerManager:
-    """Runs all controllers with one set of shared informers."""
+    """Runs all controllers with one set of shared informers.
 
-    def __init__(self, client: KubeClient, features: Features, timers: Timers) -> None:
+    Args:
+        unreachable_after: seconds from a kubelet's last renewal of its Lease until its node counts as unreachable.
+    """
+
+    def __init__(self, client: KubeClient, features: Features, unreachable_after: float) -> None:
         core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES, LEASES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
@@ -50,13 +53,13 @@ class ControllerManager:
             JobController,
             NodeLifecycle,
             NodeTaintEviction,
+            PodGarbageCollector,
         )
         shared = groups if features.has("DRAWorkloadResourceClaims") else None
         self.controllers: tuple[Controller, ...] = (
             ClaimController(client, self.informers, shared),
             *(kind(client, self.informers) for kind in kinds),
-            NodeMonitor(client, self.informers, timers.node_monitor_grace_period),
-            PodGarbageCollector(client, self.informers, timers.missing_node_wait),
+            NodeMonitor(client, self.informers, unreachable_after),
             GarbageCollector(client, self.informers, groups),
             DeviceTaintEviction(client, self.informers, rules),
             *((PodGroupProtection(client, self.informers, groups),) if groups else ()),

@@ -2,20 +2,20 @@
 
 Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``.
 Kubernetes checks every five seconds and adds NoExecute to at most one node of a zone in ten seconds; this controller adds it at once.
-While all nodes have failed, no pod is evicted, because the network may be the cause. Kubernetes also looks at each zone alone.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
+from .zones import Eviction, eviction_from, ready_of
 
 Taint = tuple[str, str]  # key, effect
 NOT_READY = "node.kubernetes.io/not-ready"
@@ -46,7 +46,7 @@ class NodeLifecycle(Controller):
         self.watch(NODES, self._node_changed)
 
     def _node_changed(self, change: ObjectChange) -> None:
-        """Queues the node. If its readiness changed, also queues all failed nodes, because their taints depend on all nodes."""
+        """Queues the node. If its readiness changed, also queues all failed nodes, because their taints depend on the whole zone."""
         self.queue.add(key_of(NODES, change.object))
         if change.gone or change.before is None or ready_of(change.before) != ready_of(change.object):
             for node in self.informers.all(NODES):
@@ -81,15 +81,12 @@ class NodeLifecycle(Controller):
             return before
         if ready not in _FAILED:
             return set()
-        if all(ready_of(n) != "True" for n in self.informers.all(NODES)):
-            return set()
+        match eviction_from(node, self.informers.all(NODES)):
+            case Eviction.STOPPED:
+                return set()
+            case Eviction.ONLY_TAINTED if not before:
+                return set()
         return {(_FAILED[ready], _NO_EXECUTE)}
-
-
-def ready_of(node: ReadOnlyJSON) -> str | None:
-    """Returns the status of a node's Ready condition; None if the node has none."""
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return next((str(c["status"]) for c in conditions if c.get("type") == "Ready"), None)
 
 
 def _no_schedule_taints(node: JSON) -> set[Taint]:

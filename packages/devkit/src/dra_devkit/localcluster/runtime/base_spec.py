@@ -11,23 +11,38 @@ from dra_kubeletplugin.base.json_types import JSON
 
 from .interface import Limits, Mount
 
-_NUMBERS = {  # the default capabilities, with their numbers in capabilities(7)
+CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_MKNOD",
+    "CAP_NET_RAW",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETFCAP",
+    "CAP_SETPCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_CHROOT",
+    "CAP_KILL",
+    "CAP_AUDIT_WRITE",
+)
+_NUMBERS = {
     "CAP_CHOWN": 0,
     "CAP_DAC_OVERRIDE": 1,
-    "CAP_FSETID": 4,
     "CAP_FOWNER": 3,
-    "CAP_MKNOD": 27,
-    "CAP_NET_RAW": 13,
+    "CAP_FSETID": 4,
+    "CAP_KILL": 5,
     "CAP_SETGID": 6,
     "CAP_SETUID": 7,
-    "CAP_SETFCAP": 31,
     "CAP_SETPCAP": 8,
     "CAP_NET_BIND_SERVICE": 10,
+    "CAP_NET_RAW": 13,
     "CAP_SYS_CHROOT": 18,
-    "CAP_KILL": 5,
+    "CAP_MKNOD": 27,
     "CAP_AUDIT_WRITE": 29,
+    "CAP_SETFCAP": 31,
 }
-CAPABILITIES = tuple(_NUMBERS)
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _MOUNTS: list[JSON] = [

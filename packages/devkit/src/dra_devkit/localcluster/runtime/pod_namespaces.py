@@ -45,8 +45,12 @@ class PodNamespaces:
         Raises:
             ContainerError: the kernel refused to create them.
         """
+        creation = asyncio.ensure_future(asyncio.to_thread(_create, hostname))
         try:
-            return cls(await asyncio.to_thread(_create, hostname))
+            return cls(await asyncio.shield(creation))
+        except asyncio.CancelledError:  # the thread continues, so the namespaces that it creates must be closed
+            creation.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
+            raise
         except OSError as e:
             raise ContainerError(f"failed to create the pod's namespaces: {e}") from None
 

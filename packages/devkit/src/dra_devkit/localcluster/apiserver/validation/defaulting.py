@@ -125,15 +125,17 @@ def _job(obj: JSON) -> None:
     _template(spec)
     if spec.get("completions") is None and spec.get("parallelism") is None:
         spec["completions"] = spec["parallelism"] = 1
+    limit = 6 if spec.get("backoffLimitPerIndex") is None else 2**31 - 1
     for name, value in (
         ("parallelism", 1),
-        ("backoffLimit", 6),
+        ("backoffLimit", limit),
         ("completionMode", "NonIndexed"),
         ("suspend", False),
-        ("podReplacementPolicy", "TerminatingOrFailed"),
     ):
         if spec.get(name) is None:
             spec[name] = value
+    if spec.get("podReplacementPolicy") is None:
+        spec["podReplacementPolicy"] = "TerminatingOrFailed" if not spec.get("podFailurePolicy") else "Failed"
 
 
 def _service(obj: JSON) -> None:

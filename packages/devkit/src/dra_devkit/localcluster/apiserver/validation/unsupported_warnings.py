@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,12 +14,13 @@ _SERVICE = (
     "clientConfig.url for a webhook on this machine"
 )
 _AUDIT = "the local cluster has no audit log: the action Audit has no effect"
-_RULES = "the local cluster does not evaluate x-kubernetes-validations: it accepts objects that these rules reject"
-_SCALE = "the local cluster has no subresource scale of custom resources"
+_COST = (
+    "the local cluster does not estimate the cost of x-kubernetes-validations: Kubernetes may reject a rule over lists, maps or "
+    "strings without maxItems, maxProperties or maxLength"
+)
 _CONVERSION = "the local cluster does not call conversion webhooks: every version of the kind has the same fields"
-_JOB = "the local cluster ignores {} of Jobs"
-_JOB_FIELDS = ("podFailurePolicy", "successPolicy", "backoffLimitPerIndex", "maxFailedIndexes")
 _TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate {} is off"
+_LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\(")
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
@@ -30,16 +32,24 @@ def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> It
         for hook in obj.get("webhooks") or ():
             if (hook.get("clientConfig") or {}).get("service"):
                 yield _SERVICE.format(hook.get("name"), hook.get("failurePolicy"))
-    if kind.storage == "jobs.batch" and (ignored := [f for f in _JOB_FIELDS if obj["spec"].get(f) is not None]):
-        yield _JOB.format(", ".join(ignored))
     if kind.plural == "validatingadmissionpolicybindings" and "Audit" in obj["spec"].get("validationActions", ()):
         yield _AUDIT
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":
         spec = obj.get("spec") or {}
-        versions = spec.get("versions") or ()
-        if any("x-kubernetes-validations" in str(version.get("schema")) for version in versions):
-            yield _RULES
-        if any("scale" in (version.get("subresources") or {}) for version in versions):
-            yield _SCALE
+        if any(_LOOPS.search(str(rule.get("rule") or "")) for rule in _rules(spec.get("versions"))):
+            yield _COST
         if (spec.get("conversion") or {}).get("strategy") == "Webhook":
             yield _CONVERSION
+
+
+def _rules(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields every validation rule within a schema."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "x-kubernetes-validations" and isinstance(inner, list):
+                yield from inner
+            else:
+                yield from _rules(inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _rules(item)
