@@ -15,6 +15,7 @@ import pytest
 
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.storage import HISTORY
 from dra_devkit.localcluster.cluster import LocalCluster, SecureServing
 from dra_devkit.testing import ClaimSpec, Request
 from dra_devkit.testing.pods import claim, device_class, pod
