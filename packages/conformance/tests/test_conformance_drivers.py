@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_conformance import CATALOGUE, ConformanceProfile, read_profile, run_checks, select_checks
 from dra_conformance.driver_command import DriverCommand, can_unshare

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from dra_kubeletplugin.base.yaml import dump
+
 from .cluster import POD_NAMESPACE, RESOURCE, Cluster, Driver
 
 _ADMIN = "resource.kubernetes.io/admin-access"
@@ -94,7 +96,7 @@ class Deployment:
         values = self.cluster.settings.folder / "deploy/values.yaml"
         with tempfile.TemporaryDirectory() as folder:
             own = {"image": self.image, "pods": {"all": {"imagePullPolicy": "IfNotPresent"}}}
-            (overrides := Path(folder, "overrides.yaml")).write_text(yaml.safe_dump(own))
+            (overrides := Path(folder, "overrides.yaml")).write_text(dump(own))
             files = [word for f in (overrides, self.values) if f for word in ("-f", str(f))]
             dra = [sys.executable, "-m", "dra_kubeletplugin", "deploy"]
             _run([*dra, str(values), *files, "-C", f"{folder}/deploy"])

@@ -140,9 +140,7 @@ class LocalCluster:
             manager, binder = (self._component(stack, f"system:kube-{c}") for c in ("controller-manager", "scheduler"))
             kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start(
-                "controllers", ControllerManager(manager, self.features, self._timers.node_monitor_grace_period).run
-            )
+            supervisor.start("controllers", ControllerManager(manager, self.features, self._timers).run)
             scheduler = Scheduler(binder, self.features, self._timers.binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()

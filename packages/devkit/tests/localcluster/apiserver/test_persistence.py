@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,27 +55,6 @@ async def test_a_temporary_cluster_stores_no_objects_and_state_files_are_private
         assert cluster.kubeconfig.stat().st_mode & 0o777 == 0o600
     async with LocalCluster((), state=tmp_path) as cluster:
         assert (tmp_path / "objects.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-async def test_a_cluster_killed_during_the_write_of_its_kubeconfig_starts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process id may be the same, as in a container."""
-
-    class Killed(BaseException):
-        pass
-
-    def replace(path: Path, target: Path, original: Callable[[Path, Path], Path] = Path.replace) -> Path:
-        if target.name == "kubeconfig":
-            raise Killed
-        return original(path, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", replace)
-        with pytest.raises(Killed):
-            await LocalCluster((), state=tmp_path).__aenter__()
-    async with LocalCluster((), state=tmp_path) as cluster:
-        assert (await cluster.client.list(CONFIG_MAPS))["items"] == []
 
 
 def test_an_incomplete_write_loses_no_earlier_changes(tmp_path: Path) -> None:

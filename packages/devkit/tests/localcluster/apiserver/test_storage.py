@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.localcluster.apiserver.storage import HISTORY, ExpiredError, Storage
+from dra_devkit.localcluster.apiserver.storage import HISTORY, LAG, ExpiredError, Storage
 from dra_kubeletplugin.base.json_types import JSON
 
 
@@ -64,14 +64,13 @@ async def test_a_watch_starts_at_any_version_in_the_history_and_reports_other_ve
         assert [c.type for c in await other.next()] == ["ADDED"]
 
 
-async def test_an_unread_watch_ends_at_its_queue_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_devkit.localcluster.apiserver.storage.LAG", 5)
+async def test_an_unread_watch_ends_at_its_queue_limit() -> None:
     storage = Storage()
     with storage.watch("pods", storage.version, lambda _: True) as slow:
-        for i in range(20):
+        for i in range(LAG + 10):
             storage.put("pods", pod("a", str(i)))
         assert slow.ended
-        assert [c.object["spec"]["nodeName"] for c in await slow.next()] == [str(i) for i in range(6)]
+        assert [c.object["spec"]["nodeName"] for c in await slow.next()] == [str(i) for i in range(LAG + 1)]
         assert await slow.next() == []
 
 

@@ -16,7 +16,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS
 from tests.helpers.objects import pod
 
 KEY = "node.kubernetes.io/"
-TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.05, node_monitor_grace_period=1.0)
+TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.05, node_monitor_grace_period=1.0, missing_node_wait=1.0)
 
 
 @pytest.fixture
@@ -179,9 +179,8 @@ async def test_pods_of_an_out_of_service_node_are_deleted_immediately(cluster: L
 
 
 async def test_pods_of_a_deleted_node_fail_and_are_deleted_after_the_quarantine(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster,
 ) -> None:
-    monkeypatch.setattr(pod_garbage, "QUARANTINE", 0.2)
     await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3"}})
     await cluster.apply(pod("p", nodeName="node-3"))
     body = {"metadata": {"finalizers": ["example.com/look"]}}
@@ -194,10 +193,9 @@ async def test_pods_of_a_deleted_node_fail_and_are_deleted_after_the_quarantine(
     await wait_until_deleted(cluster, "p")
 
 
-async def test_a_recreated_node_keeps_its_pods(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_recreated_node_keeps_its_pods(cluster: LocalCluster) -> None:
     await cluster.apply(pod("stays", nodeName="node-3"), pod("goes", nodeName="node-4"))
     await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-3"}})
-    monkeypatch.setattr(pod_garbage, "QUARANTINE", 0.0)
     for name in ("stays", "goes"):  # triggers another reconciliation of each pod
         await cluster.client.patch(PODS, name, {"metadata": {"annotations": {"looked-at": "again"}}}, "default")
     await wait_until_deleted(cluster, "goes")

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from dra_devkit.localcluster.cluster import LocalCluster
-from dra_devkit.localcluster.controllers.base import Key
-from dra_devkit.localcluster.controllers.garbage import GarbageCollector
 from dra_devkit.localcluster.controllers.workloads import (
     DAEMON_SETS,
     DEPLOYMENTS,
@@ -20,12 +18,9 @@ from dra_devkit.localcluster.controllers.workloads import (
     is_ready,
     share_of,
 )
-from dra_devkit.localcluster.informer import Informers
 from dra_devkit.localcluster.kubelet import Timers
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
-from dra_kubeletplugin.kube.errors import NotFoundError
-from dra_kubeletplugin.kube.resource import CLAIMS, PODS
+from dra_kubeletplugin.kube.resource import PODS
 from tests.helpers.workloads import pods, wait_for_status, workload
 
 
@@ -116,45 +111,6 @@ async def test_a_pod_with_an_owner_that_never_existed_is_deleted(cluster: LocalC
         return await cluster.pod("lost") is None
 
     await cluster.wait("the deletion of the pod", is_deleted)
-
-
-async def test_a_claim_created_during_the_deletion_of_its_pod_is_deleted_after_the_pod_event(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The informer still contains the owner when the claim arrives.
-
-    The API server deleted only the dependents that existed with the owner.
-    """
-    pod = {"metadata": {"name": "web", "namespace": "default", "uid": "pod-uid"}}
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "pod-uid", "controller": True}
-    meta = {"name": "web-gpu", "namespace": "default", "uid": "claim-uid", "ownerReferences": [owner]}
-    client = KubeClient(ApiConfig(server="http://127.0.0.1:1"))
-    informers = Informers(client, dict.fromkeys((PODS, CLAIMS, REPLICA_SETS, DEPLOYMENTS, DAEMON_SETS, JOBS), ""))
-    collector = GarbageCollector(client, informers, None)
-    reconciled, deleted = asyncio.Event(), asyncio.Event()
-
-    async def delete(resource: Resource, name: str, namespace: str, *, uid: str) -> None:
-        assert (resource, name, uid) == (CLAIMS, "web-gpu", "claim-uid")
-        deleted.set()
-
-    async def get(resource: Resource, name: str, namespace: str) -> JSON:
-        raise NotFoundError(f'{resource.plural} "{name}" not found')
-
-    async def reconcile(key: Key) -> None:
-        await collector.reconcile(key)
-        reconciled.set()
-
-    monkeypatch.setattr(client, "delete", delete)
-    monkeypatch.setattr(client, "get", get)
-    informers._copies[PODS]._take(pod, gone=False)
-    informers._copies[CLAIMS]._take({"metadata": meta, "spec": {}}, gone=False)
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-        work = tasks.create_task(collector.queue.work(reconcile, collector.report_failure))
-        await reconciled.wait()
-        assert not deleted.is_set()
-        informers._copies[PODS]._take(pod, gone=True)
-        await deleted.wait()
-        work.cancel()
 
 
 # --- rollbacks and limits ---------------------------------------------------------------------------

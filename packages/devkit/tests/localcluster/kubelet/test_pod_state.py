@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dra_devkit.localcluster.cluster import LocalCluster
-from dra_devkit.localcluster.kubelet import Timers
 from dra_devkit.localcluster.kubelet.pod_state import initial_state
 from dra_devkit.localcluster.kubelet.pod_status import stamp
-from dra_devkit.localcluster.runtime.simulated import SimulatedRuntime
 
 HOURS_AGO = stamp(time.time() - 7200)
 
@@ -39,35 +35,3 @@ def test_a_container_that_was_running_gets_the_current_time_as_its_end() -> None
     lost = initial_state(pod({"running": {"startedAt": HOURS_AGO}}), runs=False).lost["main"]
     assert before <= lost.finished_at <= time.time()
     assert (stamp(lost.started_at), lost.exit_code, lost.reason) == (HOURS_AGO, 255, "Unknown")
-
-
-async def test_a_container_that_ran_for_a_day_restarts_immediately_after_a_reboot() -> None:
-    """A long run resets the backoff, and a kubelet that has not yet restarted the container has no backoff."""
-    async with LocalCluster(timers=Timers(crash_loop_backoff=3600.0)) as cluster:
-        spec = {"containers": [{"name": "main", "image": "busybox"}]}
-        await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
-        running_pod = await cluster.wait_running("p")
-        runtime = cluster.node.runtime
-        assert isinstance(runtime, SimulatedRuntime)
-        container = runtime._pods[running_pod["metadata"]["uid"]]["main"]
-        container.status = replace(container.status, started_at=container.status.started_at - 86400)
-        await cluster.node.kubelet.restart()  # writes the status again
-
-        async def main() -> Any:
-            current = await cluster.pod("p")
-            assert current is not None
-            return current["status"]["containerStatuses"][0]
-
-        async def is_old() -> bool:
-            return str((await main())["state"]["running"]["startedAt"]) <= HOURS_AGO
-
-        await cluster.wait("the old time in the status", is_old)
-        begin = time.time()
-        await cluster.reboot()
-
-        async def restarted_status() -> Any:
-            status = await main()
-            return status if status["restartCount"] == 1 and "running" in status["state"] else None
-
-        last = (await cluster.wait("the restart", restarted_status))["lastState"]["terminated"]
-        assert last["finishedAt"] >= stamp(begin)

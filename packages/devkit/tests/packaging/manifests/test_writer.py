@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from dra_devkit.packaging.manifests import helm, kustomize
 from dra_devkit.packaging.manifests.values import with_defaults
 from dra_devkit.packaging.manifests.writer import driver_files, shared_files, write_files
 from dra_kubeletplugin.cli import main
@@ -21,27 +20,18 @@ from packages.devkit.tests.packaging.manifests.rendering import SOURCE
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
 VALUES = with_defaults(SOURCE, {**GIVEN, "deviceClasses": CLASS})
+
+
+@functools.cache
+def rendered(which: str) -> Mapping[str, str]:
+    """Returns the files, which are rendered once because rendering is slow."""
+    return driver_files(SOURCE, VALUES) if which == "driver" else shared_files(SOURCE)
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "driver": lambda folder: write_files(folder, driver_files(SOURCE, VALUES)),
-    "shared": lambda folder: write_files(folder, shared_files(SOURCE)),
+    "driver": lambda folder: write_files(folder, rendered("driver")),
+    "shared": lambda folder: write_files(folder, rendered("shared")),
 }
-
-
-@pytest.fixture(scope="module")
-def rendered() -> dict[tuple[ModuleType, str], list[tuple[str, str]]]:
-    return {
-        (kustomize, "base_and_component_files"): list(kustomize.base_and_component_files(SOURCE)),
-        (helm, "chart_files"): list(helm.chart_files(SOURCE, helm.shared_chart("0.1.0"))),
-    }
-
-
-@pytest.fixture(autouse=True)
-def _rendered_once(
-    rendered: dict[tuple[ModuleType, str], list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Renders the files once, because rendering is slow and every test in this file writes the same files."""
-    for (module, function), files in rendered.items():
-        monkeypatch.setattr(module, function, lambda *_, files=files: iter(files))
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS, SLICES,
 
 from ...kubernetes_releases import Features
 from ..informer import Informers, pod_groups, pool_requests, taint_rules
+from ..kubelet.timers import Timers
 from .base import Controller
 from .claims import ClaimController
 from .daemonsets import DaemonSetController
@@ -29,13 +30,9 @@ from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_
 
 
 class ControllerManager:
-    """Runs all controllers with one set of shared informers.
+    """Runs all controllers with one set of shared informers."""
 
-    Args:
-        unreachable_after: seconds from a kubelet's last renewal of its Lease until its node counts as unreachable.
-    """
-
-    def __init__(self, client: KubeClient, features: Features, unreachable_after: float) -> None:
+    def __init__(self, client: KubeClient, features: Features, timers: Timers) -> None:
         core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES, LEASES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
@@ -53,13 +50,13 @@ class ControllerManager:
             JobController,
             NodeLifecycle,
             NodeTaintEviction,
-            PodGarbageCollector,
         )
         shared = groups if features.has("DRAWorkloadResourceClaims") else None
         self.controllers: tuple[Controller, ...] = (
             ClaimController(client, self.informers, shared),
             *(kind(client, self.informers) for kind in kinds),
-            NodeMonitor(client, self.informers, unreachable_after),
+            NodeMonitor(client, self.informers, timers.node_monitor_grace_period),
+            PodGarbageCollector(client, self.informers, timers.missing_node_wait),
             GarbageCollector(client, self.informers, groups),
             DeviceTaintEviction(client, self.informers, rules),
             *((PodGroupProtection(client, self.informers, groups),) if groups else ()),

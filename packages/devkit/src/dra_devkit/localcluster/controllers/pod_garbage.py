@@ -20,18 +20,22 @@ from .disruption import Cause, remove
 from .zones import ready_of
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-QUARANTINE = 40.0  # seconds for which a node must be missing before its pods are deleted
 _CAUSE = Cause("DeletionByPodGC", "PodGC: node no longer exists")
 
 
 class PodGarbageCollector(Controller):
-    """Reconciles pods. Needs the index ``node`` of pods."""
+    """Reconciles pods. Needs the index ``node`` of pods.
+
+    Args:
+        quarantine: seconds for which a node must be missing before its pods are deleted.
+    """
 
     name = "pod-garbage-collector"
     kinds: ClassVar = {PODS: "Pod"}
 
-    def __init__(self, client: KubeClient, informers: Informers) -> None:
+    def __init__(self, client: KubeClient, informers: Informers, quarantine: float) -> None:
         super().__init__(client, informers, (PODS, NODES))
+        self._quarantine = quarantine
         # By name of a missing node: when it was found missing, on the event loop's clock
         self._missing: dict[str, float] = {}
         self.watch(PODS)
@@ -57,7 +61,7 @@ class PodGarbageCollector(Controller):
                 await remove(self.client, pod)
             return
         now = asyncio.get_running_loop().time()
-        remaining = self._missing.setdefault(name, now) + QUARANTINE - now
+        remaining = self._missing.setdefault(name, now) + self._quarantine - now
         if remaining > 0:
             self.queue.add_after(key, remaining)
         elif await self._is_gone(name):

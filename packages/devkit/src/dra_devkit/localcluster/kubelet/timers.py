@@ -11,9 +11,9 @@ from ...scheduling.framework.binding import TIMEOUT
 class Timers:
     """Intervals in seconds. The defaults keep tests fast.
 
-    A real kubelet uses 0.5, 45, 30, 60, 5, 10, 300, 0.5 and 122 for the first nine fields, in this order. The node
-    controller uses ``node_monitor_grace_period``, and the scheduler uses ``binding_timeout``; both defaults are those
-    of Kubernetes.
+    A real kubelet uses 0.5, 45, 30, 60, 5, 10, 300, 0.5 and 122 for the first nine fields, in this order. The controllers
+    use ``node_monitor_grace_period`` and ``missing_node_wait``, and the scheduler uses ``binding_timeout``; their defaults
+    are those of Kubernetes.
     """
 
     plugin_poll_interval: float = 0.05  # between two reads of plugins_registry
@@ -28,4 +28,5 @@ class Timers:
     # From the last renewal of a node's Lease until the node's conditions become Unknown. The kubelet renews its Lease five times in
     # this period.
     node_monitor_grace_period: float = 50.0
+    missing_node_wait: float = 40.0  # from the deletion of a node until its pods are deleted
     binding_timeout: float = TIMEOUT  # from a claim's allocation until its binding conditions must be true (KEP-5007)
