@@ -138,6 +138,15 @@ async def test_an_older_server_that_has_the_gate_and_not_the_field_is_named() ->
         assert f"{Gate.NODE_RESOURCES} is off, or Kubernetes is older than 1.37, and" in status.rejected["d"]
 
 
+async def test_a_newer_server_that_has_the_gate_and_no_longer_the_field_is_named() -> None:
+    """1.37 replaced the field of 1.36."""
+    on = Features.of("1.37", {Gate.NODE_RESOURCES: True})
+    async with scripted_api_server(on) as server:
+        device = Device("d", extra={"nodeAllocatableResourceMappings": {"cpu": {"allocationMultiplier": "2"}}})
+        status, _ = await published(server, Pool("node", [device]))
+        assert f"{Gate.NODE_RESOURCES} is off, or Kubernetes is newer than 1.36, and" in status.rejected["d"]
+
+
 @pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
 async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> None:
     async with scripted_api_server(Features.of(release)) as server:

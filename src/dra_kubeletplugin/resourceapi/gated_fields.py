@@ -167,20 +167,22 @@ def without(device: ReadOnlyJSON, off: Collection[str]) -> ReadOnlyJSON | str:
             for item in value if isinstance(value, list) else [value]:
                 if not row.harmless or any(item.get(name) != value for name, value in row.harmless.items()):
                     reason = row.refuse.format_map(item) if isinstance(item, Mapping) else row.refuse
-                    return f"{is_off(row.gate, gated.since)}, and {reason}"
+                    return f"{is_off(row.gate, gated)}, and {reason}"
     published: ReadOnlyJSON = _without(device, _paths(), off)
     return published
 
 
-def is_off(gate: str, since: str = "") -> str:
+def is_off(gate: str, of: ApiField | None = None) -> str:
     """Returns the clause that a gate is off, with the release in which it is on by default.
 
     Args:
-        since: the first release with the field. An older server with the gate drops the field too.
+        of: the dropped field. A server with the gate also drops the field if its release is too old or too new for it.
     """
     on = on_since(gate)
     default = f" (on by default since Kubernetes {on})" if on else ""
-    older = (
-        f", or Kubernetes is older than {since}" if since and since != next(iter(table().gates[gate].stages)) else ""
-    )
-    return f"the API server's feature gate {gate}{default} is off{older}"
+    other = ""
+    if of is not None and of.since and of.since != next(iter(table().gates[gate].stages)):
+        other = f", or Kubernetes is older than {of.since}"
+    if of is not None and of.until:
+        other += f", or Kubernetes is newer than {of.until}"
+    return f"the API server's feature gate {gate}{default} is off{other}"

@@ -28,7 +28,7 @@ def obstacle(host: Host, fn: PciFunction, claimed: Collection[str], iommu: Iommu
     if not (host.sysfs / f"bus/pci/drivers/{VFIO}").is_dir():
         return f"the host has no driver {VFIO} (modprobe vfio-pci)"
     if iommu == "iommufd" and not (host.dev / "iommu").exists():
-        return "the host has no /dev/iommu (modprobe iommufd, Linux 6.2; or set PCI_IOMMU=legacy)"
+        return "the host has no /dev/iommu (modprobe iommufd, Linux 6.6 or newer; or set PCI_IOMMU=legacy)"
     if any(other.physical_function == fn.address for other in host.pci()):
         return "it has virtual functions, which the kernel removes together with its driver"
     for member in sorted((host.sysfs / f"kernel/iommu_groups/{fn.iommu_group}/devices").iterdir()):
