@@ -15,7 +15,7 @@ HOST = "described host to use instead of this machine: a YAML file, or the name 
 
 def add_release(parser: Parser) -> None:
     """Adds the options that select a release of Kubernetes and its feature gates."""
-    text = "release of Kubernetes: 1.34, 1.35, 1.36 (default) or 1.37"
+    text = "release of Kubernetes: 1.34 to 1.37 (default: 1.36)"
     parser.add_argument("--kubernetes", metavar="RELEASE", default="", help=text)
     text = "feature gates that differ from the defaults of the release; --gates is the same option"
     add_repeated(parser, "--feature-gates", "--gates", metavar="NAME=BOOL,...", help=text)

@@ -22,7 +22,7 @@ Place = tuple[str, DeviceFault]  # a device and one reason against it
 _NONE = DeviceFault(
     ReasonKind.NO_DEVICES,
     "no device is published for the node",
-    "run a driver that publishes devices there, and check its log",
+    "run a driver that publishes devices there; if one runs, its log and the events of the node name the reason",
 )
 
 
