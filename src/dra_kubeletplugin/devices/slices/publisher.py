@@ -282,7 +282,7 @@ class Publisher:
         if off:
             names = ", ".join(sorted(off))
             log.error(
-                "feature gates are off in the API server: %s; devices are published as far as that is safe", names
+                "the API server drops fields of feature gates: %s; devices are published as far as that is safe", names
             )
         else:
             log.info("all feature gates that this driver needs are on in the API server now")
