@@ -423,7 +423,7 @@ class SharedStepError(ClaimError):
     reason = "SHARED_STEP"
     help = (
         "The claim is prepared when the pods of the named claim have stopped. The kubelet retries. "
-        "For another card, delete the waiting pod."
+        "For another card, create the pod again with a claim that selects that card: `dra explain POD` names it and the selector."
     )
 
 

@@ -254,8 +254,8 @@ class Driver:
         the controller publishes all others; each ignores the other's pools.
 
         The publisher deletes a pool that you no longer return, except for devices that claims still hold. If a device breaks a rule of
-        the API server, only that device is not published. If a name occurs twice, or the method raises, the framework rejects the whole
-        result and keeps the last one.
+        the API server, or has the name of an earlier device of its pool, only that device is not published. If two pools have one name,
+        or the method raises, the framework rejects the whole result and keeps the last one.
         """
         raise DriverError(f"{type(self).__name__} has no `pools` method: it must return a list of Pool")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from dra_devkit.testing import ClaimSpec, FaultError, node_with, pods
+from dra_devkit.testing import ClaimSpec, FaultError, PodError, node_with, pods
 from dra_kubeletplugin import Claim, Device, Driver, Health, PreparedDevice
 
 FIRMWARE = "bus/pci/devices/0000:19:00.0/firmware"
@@ -24,6 +26,25 @@ class Cards(Driver):
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         self.host.write(FIRMWARE, "4.2")
         return [device.prepared() for device in claim.devices]
+
+
+class OneAtATime(Driver):
+    """Two claims cannot use the devices at the same time."""
+
+    name = "card.example.com"
+
+    def devices(self) -> list[Device]:
+        return [Device("a"), Device("b")]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        claim.shared_step(self.setup_use, "card", claim=claim.uid)
+        return [device.prepared() for device in claim.devices]
+
+    def setup_use(self, key: str, claim: str) -> None:
+        pass
+
+    def teardown_use(self, key: str, claim: str) -> None:
+        pass
 
 
 def of_year(year: int) -> str:
@@ -65,3 +86,19 @@ async def test_a_test_reads_the_host_of_a_driver_in_its_own_process() -> None:
             _ = node.driver
         with pytest.raises(FaultError, match="run the test without process=True"):
             await node.health("old")
+
+
+async def test_run_pod_waits_while_another_claim_uses_the_card_with_other_state() -> None:
+    async with node_with(OneAtATime) as node:
+        await node.run_pod("first")
+        second = asyncio.create_task(node.run_pod("second", progress_timeout=0.0))
+        await node.api.wait_event("second", "SHARED_STEP")
+        await node.delete_pod("first")
+        assert (await second)["status"]["phase"] == "Running"
+
+
+async def test_a_wait_for_a_pod_whose_card_stays_in_use_ends_with_the_reason() -> None:
+    async with node_with(OneAtATime) as node:
+        await node.run_pod("first")
+        with pytest.raises(PodError, match="for pod second to run: SHARED_STEP"):
+            await node.run_pod("second", timeout=1.0, progress_timeout=0.0)

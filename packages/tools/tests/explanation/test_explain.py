@@ -549,6 +549,30 @@ def test_explain_suggests_only_the_largest_count_that_fits_on_some_node() -> Non
     assert [(c.text, c.example) for c in found.changes] == [("ask for 3 instead of 4 in request r", "b")]
 
 
+@pytest.mark.parametrize(
+    ("policy", "used", "most"),
+    [
+        ({}, "40Gi", "40Gi"),
+        ({"validRange": {"min": "1Gi", "step": "1Gi"}}, "39.5Gi", "40Gi"),
+        ({"validRange": {"min": "1Gi", "max": "30Gi"}}, "10Gi", "30Gi"),
+        ({"validValues": ["10Gi", "20Gi", "60Gi"]}, "30Gi", "20Gi"),
+    ],
+)
+def test_explain_suggests_the_largest_share_that_is_left_and_that_the_policy_allows(
+    policy: JSON, used: str, most: str
+) -> None:
+    """The larger devices have too much for a suggestion, and their selectors do not match."""
+    memory = {"value": "80Gi", "requestPolicy": {"default": "10Gi", **policy}}
+    shared = gpu("shared", attributes=LABELLED, allowMultipleAllocations=True) | {"capacity": {"memory": memory}}
+    larger = [gpu(f"g{i}", f"{i}00Gi") for i in range(1, 7)]
+    wanted = claim(
+        selectors=[{"cel": {"expression": f"{ATTRIBUTES}.numa == 1"}}], capacity={"requests": {"memory": "55Gi"}}
+    )
+    holder = allocated_claim("h", "a", "shared", shareID="s", consumedCapacity={"memory": used})
+    found = explain_objects(node("a"), pool("a", *larger, shared), holder, wanted, pod("c"))
+    assert f"ask for at most {most} of memory" in [c.text for c in found.changes]
+
+
 def test_explain_reports_a_timeout_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = explain_objects(node("a"), pool("a", gpu("g0")), claim(), pod("c"))

@@ -225,7 +225,7 @@ class AsyncApi:
         - at once if the pod failed, does not exist, or the driver rejects its claim permanently;
         - after ``progress_timeout`` seconds without a change if the pod is unschedulable, the driver raises the same error each time, or
           the host lacks a path;
-        - after ``timeout`` seconds in any case.
+        - after ``timeout`` seconds in any case, also if the fault may pass: a ``RetryableError``, or shared state that another claim uses.
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()

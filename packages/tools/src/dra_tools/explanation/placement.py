@@ -15,9 +15,13 @@ from ..scheduler_view import SchedulerView
 from ..snapshot import Snapshot
 
 
-def devices_in(snapshot: Snapshot, pod: JSON) -> list[str] | None:
-    """Returns the devices that a pod would get if it had no node yet; empty if no node takes it, None if that is not known."""
-    status = {k: v for k, v in (pod.get("status") or {}).items() if k != "nominatedNodeName"}
+def devices_in(snapshot: Snapshot, pod: JSON) -> list[tuple[str, JSON]] | None:
+    """Returns the devices that a pod would get if it had no node yet, each with the name of its claim.
+
+    Empty if no node takes the pod; None if that is not known.
+    """
+    unset = {"nominatedNodeName", "extendedResourceClaimStatus"}
+    status = {k: v for k, v in (pod.get("status") or {}).items() if k not in unset}
     open_pod = {**pod, "spec": {k: v for k, v in pod["spec"].items() if k != "nodeName"}, "status": status}
     others = tuple(p for p in snapshot.pods if p["metadata"]["uid"] != pod["metadata"]["uid"])
     view = SchedulerView(replace(snapshot, pods=others))
@@ -30,5 +34,7 @@ def devices_in(snapshot: Snapshot, pod: JSON) -> list[str] | None:
     except SchedulerError:
         return None
     offer = wanted.offers.get(nodes[0].name) if nodes else None
-    results = offer.results if offer else ()
-    return [f"{r['pool']}/{r['device']}" for a in results for r in a["devices"]["results"]]
+    if offer is None:
+        return []
+    claims = (str(wanted.claims[i]["metadata"]["name"]) for i in offer.indices)
+    return [(name, r) for name, a in zip(claims, offer.results, strict=True) for r in a["devices"]["results"]]

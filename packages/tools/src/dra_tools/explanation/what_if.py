@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from dra_devkit.scheduling.allocator import capacity
 from dra_devkit.scheduling.allocator.derived import value_of
 from dra_devkit.scheduling.allocator.faults import AllocationError, AllocationTimeout, NodeFault
 from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
@@ -303,15 +304,20 @@ class WhatIf:
             yield Enough(f"ask for no {short}", claims=claims)
 
     def _amounts(self, name: str) -> list[Quantity]:
-        """Returns the remaining amounts of a capacity on the devices, largest first."""
+        """Returns the remaining amounts of a capacity that are less than wanted and that the devices' policies allow, largest first."""
         use = self.devices.view.cache.claims.use
+        options = [o.spec for c in self.claims for os in options_of(c, self.devices.view.cache.classes) for o in os]
+        requested = [(spec.get("capacity") or {}).get("requests") or {} for spec in options]
+        wanted = max((parse(str(r[name])) for r in requested if name in r), default=None)
         remaining = set()
         for c in self.devices.candidates:
-            if name in (c.device.get("capacity") or {}):
-                has = parse(c.device["capacity"][name]["value"])
+            if found := (c.device.get("capacity") or {}).get(name):
+                has = parse(found["value"])
                 taken = use.get((c.id.driver, c.id.pool), UNUSED).shares.get(c.id, {}).get(name)
-                remaining.add(has if taken is None else has - taken)
-        return sorted((amount for amount in remaining if amount > parse("0")), reverse=True)
+                left = has if taken is None else has - taken
+                remaining.add(capacity.largest(found, left) if c.multiple else left)
+        allowed = (amount for amount in remaining if amount is not None and amount > parse("0"))
+        return sorted((amount for amount in allowed if wanted is None or amount < wanted), reverse=True)
 
 
 def _with_count(claims: Sequence[JSON], request: RequestReasons, number: int) -> list[JSON]:

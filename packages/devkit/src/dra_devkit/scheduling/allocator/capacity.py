@@ -78,6 +78,23 @@ def _amount(wanted: Quantity | None, capacity: ReadOnlyJSON, *, fractions: bool)
     return amount
 
 
+def largest(capacity: ReadOnlyJSON, limit: Quantity) -> Quantity | None:
+    """Returns the largest amount up to ``limit`` that a capacity's policy allows; None if it allows no amount that small."""
+    policy = capacity.get("requestPolicy") or {}
+    if values := policy.get("validValues"):
+        return max((v for v in map(parse, values) if v <= limit), default=None)
+    span = policy.get("validRange") or {}
+    if span.get("max") is not None:
+        limit = min(limit, parse(span["max"]))
+    low = parse(span["min"]) if span.get("min") is not None else Quantity(0)
+    if limit < low:
+        return None
+    if span.get("step") is None or not (step := parse(span["step"]).rounded_up):
+        return limit
+    steps = (int(limit.value) - low.rounded_up) // step
+    return Quantity(low.rounded_up + steps * step, Format.BINARY)
+
+
 def _stepped(wanted: Quantity, low: Quantity, step: Quantity) -> Quantity:
     """Returns the smallest amount not below ``wanted`` that is a whole number of steps above ``low``."""
     missing, each = (int(q.value.scaleb(_NANO)) for q in (wanted - low, step))
