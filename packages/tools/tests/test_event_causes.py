@@ -220,7 +220,9 @@ SHARED_STEP = (
 def test_explain_proposes_to_delete_pods_only_while_the_claim_that_uses_the_card_exists(show: Any) -> None:
     """When that claim is gone, the kubelet's next retry succeeds."""
     message = PREFIXES[0] + SHARED_STEP
-    assert "or delete them; no other free card would do" in show("explain p", placed_pod(), OLD, event(message, ago()))
+    assert "or delete them; whether another card would do is not known" in show(
+        "explain p", placed_pod(), OLD, event(message, ago())
+    )
     found = show("explain p", placed_pod(), event(message, ago()))
     assert "perhaps outdated, because claim default/old" in found
     assert "delete" not in found
