@@ -44,6 +44,7 @@ NAMESPACES = Resource("", "v1", "namespaces")
 EVENTS = Resource("", "v1", "events", namespaced=True)
 CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
 SECRETS = Resource("", "v1", "secrets", namespaced=True)
+QUOTAS = Resource("", "v1", "resourcequotas", namespaced=True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 
 # These have the version resource.k8s.io/v1. KubeClient.dra returns them in the version that a server has.

@@ -23,6 +23,7 @@ from dra_kubeletplugin.kube.resource import (
     NODES,
     POD_GROUPS,
     PODS,
+    QUOTAS,
     SLICES,
     TAINT_RULES,
     TEMPLATES,
@@ -51,6 +52,7 @@ CONSEQUENCES = {
     SLICES.plural: "no device is known",
     TAINT_RULES.plural: "devices that such a rule taints look free",
     POD_GROUPS.plural: "which claims the pods of a group share is not known",
+    QUOTAS.plural: "whether a quota refuses pods and claims is not known",
     EVENTS.plural: "causes that only a kubelet or a controller reports are not known",
 }
 
@@ -148,6 +150,18 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
     except (ForbiddenError, NotFoundError) as e:
         return replace(snapshot, gaps=(*snapshot.gaps, gap_of(EVENTS, namespace, e)))
     return replace(snapshot, events=tuple(events))
+
+
+async def with_quotas(client: KubeClient, snapshot: Snapshot, namespaces: Iterable[str]) -> Snapshot:
+    """Returns the snapshot with the ResourceQuotas of namespaces."""
+    head = {"apiVersion": QUOTAS.api_version, "kind": kind_named(QUOTAS)}
+    found, gaps = [], list(snapshot.gaps)
+    for namespace in sorted(set(namespaces)):
+        try:
+            found += await read_all(client, QUOTAS, lambda item: read({**head, **as_json(item)}, QUOTAS), namespace)
+        except (ForbiddenError, NotFoundError) as e:
+            gaps.append(gap_of(QUOTAS, namespace, e))
+    return replace(snapshot, quotas=tuple(found), gaps=tuple(gaps))
 
 
 async def with_events_of_waiting(client: KubeClient, snapshot: Snapshot) -> Snapshot:

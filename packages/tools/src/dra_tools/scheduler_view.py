@@ -6,8 +6,10 @@ import copy
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+from dra_devkit import quotas
 from dra_devkit.generations import PoolKey, key_of
 from dra_devkit.kubernetes_releases import allocator_behavior
+from dra_devkit.quotas import QuotaUse
 from dra_devkit.scheduling.allocator.pools import DeviceId
 from dra_devkit.scheduling.allocator.search import TIME_LIMIT
 from dra_devkit.scheduling.framework import extended, pod_groups, pod_info
@@ -38,6 +40,7 @@ class SchedulerView:
         self.behavior = allocator_behavior(snapshot.version)
         self.cache = Cache()
         self.memory = AllocationMemory()
+        self.quotas = quota_use(snapshot)
         self.kept: set[str] = set()  # UIDs of claims that no suggested change frees, because a simulation made them
         self.found: dict[Hashable, Any] = {}  # results that are valid until a claim changes
         nodes = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
@@ -120,6 +123,12 @@ class SchedulerView:
                         held = DeviceId(result["driver"], result["pool"], result["device"])
                         self._holders.setdefault(held, []).append(claim)
         return self._holders.get(device, [])
+
+
+def quota_use(snapshot: Snapshot) -> QuotaUse:
+    """Returns the use of the snapshot's quotas by its pods and claims."""
+    kinds = ((quotas.PODS, snapshot.pods), (quotas.CLAIMS, snapshot.claims)) if snapshot.quotas else ()
+    return QuotaUse(snapshot.quotas, snapshot.classes, [(kind, obj) for kind, objects in kinds for obj in objects])
 
 
 def name_of(obj: Mapping[str, Any]) -> str:

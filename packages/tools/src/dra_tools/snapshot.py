@@ -21,6 +21,7 @@ from dra_kubeletplugin.kube.resource import (
     NODES,
     POD_GROUPS,
     PODS,
+    QUOTAS,
     SLICES,
     TAINT_RULES,
     TEMPLATES,
@@ -42,11 +43,13 @@ KINDS: Mapping[str, Resource] = {
     "ResourceSlice": SLICES,
     "DeviceTaintRule": TAINT_RULES,
     "PodGroup": POD_GROUPS,
+    "ResourceQuota": QUOTAS,
 }
 # The resource of each field of a snapshot
 _FIELDS: Mapping[str, Resource] = {
     "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES, "events": EVENTS, "claims": CLAIMS, "templates": TEMPLATES,
     "classes": CLASSES, "slices": SLICES, "rules": TAINT_RULES, "groups": POD_GROUPS,
+    "quotas": QUOTAS,
 }  # fmt: skip
 _IGNORED_METADATA = ("managedFields",)
 _IGNORED_STATUS_OF_NODES = (
@@ -115,6 +118,7 @@ class Snapshot:
     slices: tuple[JSON, ...] = ()
     rules: tuple[JSON, ...] = ()
     groups: tuple[JSON, ...] = ()
+    quotas: tuple[JSON, ...] = ()
     gaps: tuple[Gap, ...] = ()
     unread: tuple[UnreadableObject, ...] = ()
     unknown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

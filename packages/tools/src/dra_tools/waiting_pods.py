@@ -26,9 +26,14 @@ def extended_requests(pod: PodInfo) -> Iterator[str]:
 
 def is_reported_in_events(pod: PodInfo) -> bool:
     """Returns whether the reason why a pod waits may be only in Events: of its kubelet, or of a claim that cannot be created."""
+    return bool(pod.node) or waits_for_claims(pod)
+
+
+def waits_for_claims(pod: PodInfo) -> bool:
+    """Returns whether a claim of the pod is not created from its template yet."""
     made = {s["name"] for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
     entries = pod.spec.get("resourceClaims") or []
-    return bool(pod.node) or any(e.get("resourceClaimTemplateName") and e["name"] not in made for e in entries)
+    return any(e.get("resourceClaimTemplateName") and e["name"] not in made for e in entries)
 
 
 def waiting_pods(snapshot: Snapshot, namespace: str = "", notes: list[str] | None = None) -> list[PodInfo]:

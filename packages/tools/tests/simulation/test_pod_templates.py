@@ -222,7 +222,6 @@ NAMED: dict[str, tuple[JSON, str]] = {
         obj("kubeflow.org/v2beta1", "MPIJob", {"runPolicy": {"suspend": True}, "mpiReplicaSpecs": {"Worker": {"template": POD}}}),
         "spec.runPolicy.suspend is true",
     ),
-    "ResourceQuota": ({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "w"}, "spec": {}}, "admits the pods"),
     "PodTemplate": ({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "w"}, "template": POD}, "other objects decide"),
 }  # fmt: skip
 

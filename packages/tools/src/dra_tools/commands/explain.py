@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style
+from dra_devkit.scheduling.framework import pod_info
 from dra_kubeletplugin.base.age import ago
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.terminal import on_one_line
@@ -22,7 +23,8 @@ from dra_kubeletplugin.kube.resource import PODS
 from .. import Explanation, ExplanationState, Snapshot, explain, waiting, with_events
 from ..explanation.explain import objects_of, parse
 from ..files import snapshot_of
-from ..reader import objects_with_selectors, with_events_of_waiting
+from ..reader import objects_with_selectors, with_events_of_waiting, with_quotas
+from ..waiting_pods import waiting_pods, waits_for_claims
 from .cluster_access import config_of, namespace_of, read_cluster
 from .explain_text import text
 from .object_files import from_files
@@ -101,12 +103,16 @@ def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot,
 
     async def read_events(client: KubeClient, snapshot: Snapshot) -> Snapshot:
         if not args.what:
-            return await with_events_of_waiting(client, snapshot)
+            found = await with_events_of_waiting(client, snapshot)
+            pods = filter(waits_for_claims, waiting_pods(snapshot, args.namespace or ""))
+            return await with_quotas(client, found, (p.namespace for p in pods))
         kind, name = parse(args.what)
         for obj in snapshot.pods if kind == "pod" else snapshot.claims:
             meta = obj["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, name):
-                return await with_events(client, snapshot, namespace, str(meta["uid"]))
+                found = await with_events(client, snapshot, namespace, str(meta["uid"]))
+                wants_claims = kind == "pod" and waits_for_claims(pod_info.read(obj))
+                return await with_quotas(client, found, [namespace] if wants_claims else [])
         return snapshot
 
     def find_selectors(snapshot: Snapshot) -> Iterable[ReadOnlyJSON] | None:

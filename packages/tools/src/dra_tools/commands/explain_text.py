@@ -48,7 +48,8 @@ def text(found: Explanation, style: Style) -> list[str]:
     lines += _changes(found, style)
     if found.state is ExplanationState.FITS and found.message:
         lines += ["", "The scheduler tries the pod again after a change that may help, or after five minutes."]
-    if found.message and not any(found.message in r.text for r in found.reasons):
+    is_shown = any(found.message in r.text or r.kind is ReasonKind.QUOTA for r in found.reasons)
+    if found.message and not is_shown:
         since = f", {since} ago" if (since := age(found.message_time)) else ""
         lines += ["", *wrapped(f"Kubernetes says{since}: {found.message}", 0)]
     for part in map(str, found.unevaluated):

@@ -20,9 +20,10 @@ from dra_kubeletplugin.cli.shell.output import columns, put
 from dra_kubeletplugin.driver import Driver, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
 from dra_kubeletplugin.errors import SettingsError, printable
+from dra_kubeletplugin.kube import KubeClient
 
 from .. import Fit, Simulation, Snapshot, simulate
-from ..reader import objects_with_selectors
+from ..reader import objects_with_selectors, with_quotas
 from .cluster_access import config_of, namespace_of, read_cluster
 from .explain_text import text
 from .object_files import from_files
@@ -118,7 +119,10 @@ def _live(
     def find_selectors(snapshot: Snapshot) -> Iterable[ReadOnlyJSON]:
         return (*objects_with_selectors(snapshot), *manifests)
 
-    return read_cluster(config, namespace, progress, find_selectors=find_selectors), namespace, ()
+    async def read_quotas(client: KubeClient, snapshot: Snapshot) -> Snapshot:
+        return await with_quotas(client, snapshot, (m["metadata"].get("namespace") or namespace for m in manifests))
+
+    return read_cluster(config, namespace, progress, read_quotas, find_selectors), namespace, ()
 
 
 def shown(found: Simulation, style: Style) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
-from dra_kubeletplugin.kube.resource import POD_GROUPS, TAINT_RULES
+from dra_kubeletplugin.kube.resource import POD_GROUPS, QUOTAS, TAINT_RULES
 
 from ..reader import CONSEQUENCES, OPTIONAL, served_as
 from .findings import Finding, failure, ok, unknown, warning
@@ -55,6 +55,7 @@ READER = (
         )
     ),
     Permission("list", POD_GROUPS.plural, POD_GROUPS.group, CONSEQUENCES[POD_GROUPS.plural]),
+    Permission("list", QUOTAS.plural, QUOTAS.group, CONSEQUENCES[QUOTAS.plural]),
 )
 """Permissions that ``explain`` and ``doctor`` need to read a cluster. Not every API server serves DeviceTaintRules and PodGroups."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from dra_devkit import quotas
 from dra_devkit.near_names import similar_names
 from dra_devkit.scheduling.allocator.search import MAX_RESULTS
 from dra_devkit.scheduling.framework import pod_groups, pod_info
@@ -17,6 +19,7 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from ..event_causes import cause_of_wait
 from ..scheduler_view import SchedulerView, group_owner, name_of, named_requests, users_of
+from . import quota_reasons
 from .model import Reason, ReasonKind
 
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
@@ -212,6 +215,13 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
         )
     if template is not None and not _may_be_admin(view, pod, template["spec"]["spec"]):
         return _unlabelled(pod, f"template {name}")
+    if template is not None:
+        claim = {"metadata": {"namespace": pod.namespace}, "spec": template["spec"]["spec"]}
+        what = f"the claim from template {name}"
+        if over := next(quota_reasons.reasons(view, quotas.CLAIMS, claim, what), None):
+            return over
+        if refused and any(f"exceeded quota: {quota}," in refused.text for quota in _quotas(view, pod.namespace)):
+            refused = replace(refused, doubt="the quota has room now")
     if refused:
         return Reason(
             ReasonKind.CLAIM_NOT_CREATED,
@@ -230,6 +240,10 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
         elif group is None:
             text += f", and PodGroup {pod.namespace}/{pod.group}, which may share a claim with the pod, is not known"
     return Reason(ReasonKind.CLAIM_NOT_CREATED, text, change)
+
+
+def _quotas(view: SchedulerView, namespace: str) -> Iterator[str]:
+    return (str(q["metadata"]["name"]) for q in view.snapshot.quotas if q["metadata"]["namespace"] == namespace)
 
 
 def _has_templates(view: SchedulerView, namespace: str) -> bool:

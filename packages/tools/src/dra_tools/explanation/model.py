@@ -20,6 +20,7 @@ class ReasonKind(StrEnum):
     NODE_MISSING = "node-missing"
     CLAIM_MISSING = "claim-missing"
     CLAIM_NOT_CREATED = "claim-not-created"
+    QUOTA = "quota"
     CLAIM_DELETED = "claim-deleted"
     CLAIM_OF_OTHER = "claim-of-another-pod"
     TEMPLATE_MISSING = "template-missing"

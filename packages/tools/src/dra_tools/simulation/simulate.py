@@ -7,10 +7,11 @@ resources from the snapshot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from dra_devkit import quotas
 from dra_devkit.scheduling.framework import devices as pod_devices
 from dra_devkit.scheduling.framework import extended, pod_groups, pod_info, scoring
 from dra_devkit.scheduling.framework.binding import TIMEOUT
@@ -23,14 +24,14 @@ from dra_kubeletplugin.errors import QuestionError
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.allocation import results_of
 
-from ..explanation import cluster_reasons
+from ..explanation import cluster_reasons, quota_reasons
 from ..explanation.explain import explain_pod
 from ..explanation.model import Explanation, ExplanationState
 from ..explanation.node_feasibility import unexamined_features
-from ..scheduler_view import SchedulerView
+from ..scheduler_view import SchedulerView, name_of, quota_use
 from ..snapshot import KINDS, Gap, Snapshot, last_definitions
 from ..unevaluated.objects import not_evaluated, not_evaluated_of_device
-from ..unevaluated.parts import UnevaluatedPart, merged
+from ..unevaluated.parts import UnevaluatedPart, merged, subject_of
 from ..usage.rows import counted
 from ..usage.usage import count_usage
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, claim_name, workloads
@@ -138,7 +139,9 @@ def simulate(
     if not (found or omitted):
         raise QuestionError("the manifests have no pods: no Pod, Deployment, StatefulSet, Job, DaemonSet or the like")
     used = [m for m in checked(manifests, namespace) if m["kind"] != "Pod"]
-    done = _Simulator(SchedulerView(_with(snapshot, used)), progress).run(found, fill=fill)
+    view = SchedulerView(_with(snapshot, used))
+    omitted += _claim_in_quotas(view, snapshot)
+    done = _Simulator(view, progress).run(found, fill=fill)
     notes = tuple(filter(None, [snapshot.repeated, repeated]))
     return replace(done, notes=notes, unevaluated=merged((*omitted, *done.unevaluated)))
 
@@ -153,6 +156,17 @@ def _with(snapshot: Snapshot, objects: Iterable[JSON]) -> Snapshot:
     found = {plural: list(known.values()) for plural, known in there.items()}
     after = Snapshot.by_plural(found, snapshot.gaps, snapshot.unread, live=snapshot.live, version=snapshot.version)
     return replace(after, unknown=snapshot.unknown)
+
+
+def _claim_in_quotas(view: SchedulerView, cluster: Snapshot) -> Iterator[UnevaluatedPart]:
+    """Counts the claims of the manifests in the quotas, which have the use of the cluster. Yields the claims that a quota refuses."""
+    view.quotas = quota_use(replace(cluster, quotas=view.snapshot.quotas, classes=view.snapshot.classes))
+    there = set(map(_key, cluster.claims))
+    for claim in view.snapshot.claims:
+        if _key(claim) not in there:
+            for reason in quota_reasons.reasons(view, quotas.CLAIMS, claim, "the claim"):
+                yield UnevaluatedPart(subject_of(claim), f"{reason.text}: it is used as if the quota were larger")
+            view.quotas.add(quotas.CLAIMS, claim)
 
 
 def _without_gates(pod: JSON) -> JSON:
@@ -209,6 +223,10 @@ class _Simulator:
             features.append(f"the pod has scheduling gates: {names}: it is placed as if they were removed")
         if (name := pod.spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
             features.append(f"the pod names the scheduler {name}: it is placed by the rules of {DEFAULT_SCHEDULER}")
+        for quota, missing in self.view.quotas.unspecified(pod.pod):
+            features.append(
+                f"ResourceQuota {name_of(quota)} refuses pods that do not specify {missing}: they are placed as if a LimitRange set it"
+            )
         self._unevaluated.update(dict.fromkeys(UnevaluatedPart(workload.shown, f) for f in features))
 
     def _place_all(self, workload: SimulatedWorkload, pods: Sequence[JSON], total: int) -> Fit:
@@ -255,7 +273,12 @@ class _Simulator:
             rejecting: nodes that rejected an earlier pod of the workload, and so reject this pod. Gets more such nodes.
             changes: whether the explanation tries changes that would be enough.
         """
-        pod = self._with_claims(_without_gates(pod), undo)
+        pod = _without_gates(pod)
+        if refused := tuple(quota_reasons.reasons(self.view, quotas.PODS, pod, "the pod")):
+            found = Explanation(f"pod {name_of(pod)}", ExplanationState.WAITS, refused[0].text, reasons=refused)
+            return None, found
+        self._count(quotas.PODS, pod, undo)
+        pod = self._with_claims(pod, undo)
         info = pod_info.read(pod)
         cache = self.view.cache
         claims = pod_devices.read(info, cache.claims, cache.classes, cache.extended, TIMEOUT)
@@ -283,6 +306,11 @@ class _Simulator:
         undo.callback(cache.displace, info.uid)
         return Placement(info.key, node.name, tuple(devices)), None
 
+    def _count(self, kind: str, obj: JSON, undo: ExitStack) -> None:
+        """Counts a new object in the quotas of its namespace."""
+        self.view.quotas.add(kind, obj)
+        undo.callback(self.view.quotas.remove, kind, obj)
+
     def _with_claims(self, pod: JSON, undo: ExitStack) -> JSON:
         """Creates the pod's claims from templates; pods of a PodGroup share its claims. Returns the pod with their names in its status."""
         made = []
@@ -295,6 +323,9 @@ class _Simulator:
             claim = self._claim_of_group(group, entry) if group and shared else None
             if claim is None:
                 claim = claim_for(group if group and shared else pod, entry, template)
+                if any(self.view.quotas.exceeded(quotas.CLAIMS, claim)):
+                    continue  # the reasons of the pod contain the quota
+                self._count(quotas.CLAIMS, claim, undo)
                 self.view.set_claim(claim)
                 self.view.kept.add(str(claim["metadata"]["uid"]))
                 undo.callback(self.view.remove_claim, claim)

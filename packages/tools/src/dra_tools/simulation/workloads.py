@@ -105,7 +105,6 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 # Kinds of Kubernetes that create no pods and may change the result, each with the part that is not evaluated.
 _INFLUENCES = {
-    "ResourceQuota": "the simulation does not evaluate whether the quota admits the pods",
     "LimitRange": "the simulation does not set its defaults or check its limits",
     "HorizontalPodAutoscaler": "the simulation uses the number of pods in the workload, which the autoscaler changes",
     "RuntimeClass": "the simulation does not add its overhead or its node selector to pods",
@@ -256,8 +255,17 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
             placed["metadata"]["namespace"] = obj["metadata"].get("namespace") or namespace
         if kind in RULES:
             placed = _validated(placed, kind)
+        elif kind == "ResourceQuota":
+            placed = _decoded(placed, kind)
         out.append(read(placed, READ[kind]))
     return out
+
+
+def _decoded(obj: JSON, kind: str) -> JSON:
+    try:
+        return validated(obj)
+    except FAULTS as e:
+        raise QuestionError(f"{kind} {obj['metadata'].get('name')}: {describe(e)}") from None
 
 
 def _validated(obj: JSON, kind: str) -> JSON:
