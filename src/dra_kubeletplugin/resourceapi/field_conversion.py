@@ -54,7 +54,7 @@ class FieldConversion:
             convert: called with the value, the mapping's place and the value's name.
             place: the mapping's place in another mapping. A value that is no mapping then raises ``TypeError``.
         """
-        if value is None:
+        if value is None or (type(value) is dict and not value):  # most fields of most devices
             return {}
         nested, place = bool(place), place or field
         if not isinstance(value, Mapping):
@@ -91,9 +91,9 @@ class FieldConversion:
         Args:
             wrong: returns why the list cannot contain an item; empty if it can. By default, the items must be text.
         """
-        wrong = wrong or (lambda item: not_text(item) and kind_of(item))
-        if value is None:
+        if value is None or (type(value) in {tuple, list} and not value):
             return []
+        wrong = wrong or (lambda item: not_text(item) and kind_of(item))
         placeholder = [where.replace("_", "-")] if kind is str else []
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | Set):
             self.faults.append(f"{where} is {kind_of(value)}: use a list of {kind.__name__}")

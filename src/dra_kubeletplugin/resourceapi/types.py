@@ -258,12 +258,13 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
     List attributes are validated as if their gate were on, because only the server knows whether it is.
     """
     out = []
-    # More than one slash in a key: 1.36 accepts it, later releases reject it.
-    for path in ("attributes", "capacity"):
-        deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
-        out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
-    for path in ("attributes", "capacity"):  # the server's own message does not name the key
-        out += [f"{path}[{k}]: the name is too long" for k in built.get(path) or {} if _is_long(k)]
+    unusual = [
+        (path, k) for path in ("attributes", "capacity") for k in built.get(path) or {} if not is_attribute_name(k)
+    ]
+    # 1.36 accepts more than one slash, later releases reject it.
+    out += [f"{path}[{k}]: must not contain more than one slash" for path, k in unusual if k.count("/") > 1]
+    # the server's own message does not name the key
+    out += [f"{path}[{k}]: the name is too long" for path, k in unusual if _is_long(k)]
     per_device = any(f in built for f in NODE_FIELDS)
     return out + list(map(_sentence, slices.validate_device(built, "", per_device=per_device)))
 

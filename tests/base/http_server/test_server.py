@@ -49,6 +49,20 @@ async def test_the_url_of_an_ipv6_address_is_valid() -> None:
     await server.close()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:0", ":0"])
+async def test_the_end_of_a_response_is_sent_without_the_acknowledgement_of_its_beginning(address: str) -> None:
+    async def tunnel(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.write(b"without delay" if option else b"with delay")
+
+    async def handle(request: Request) -> Response:
+        return Response(101, tunnel=tunnel)
+
+    async with RunningServer(PROBES, address, handler=handle) as served:
+        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
+        assert (await served.exchange(upgrade)).endswith(b"\r\n\r\nwithout delay")
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HT"], ids=["nothing", "half a line"])
 async def test_the_server_responds_to_probes_while_500_clients_hold_connections(sent: bytes) -> None:
     async with RunningServer(dataclasses.replace(PROBES, head_timeout=600, idle_timeout=600)) as served:

@@ -177,7 +177,10 @@ async def _listen(host: str, port: int, socket_bytes: int | None, shared: bool) 
             raise
     for listener in listeners:
         listener.setblocking(False)
-        if socket_bytes is not None:  # accepted sockets inherit the sizes
+        # Accepted sockets inherit the options. Without TCP_NODELAY, the end of a response waits up to 40 ms for the acknowledgement of
+        # its beginning; asyncio does not set it, because ``create_server`` leaves the protocol of the socket open.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if socket_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_bytes)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_bytes)
     return listeners
