@@ -13,7 +13,8 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
-from dra_tools.unevaluated.objects import all_not_evaluated, unevaluated_fields, unknown_fields
+from dra_tools.unevaluated.objects import all_not_evaluated, parts_of_slice, unevaluated_fields, unknown_fields
+from dra_tools.usage.usage import ObjectCache
 from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
 
 NEW = {"newField": 1}
@@ -106,6 +107,13 @@ def test_slices_of_one_driver_with_the_same_feature_are_one_line() -> None:
     slices = [pool(name, gpu("g0", **NEW)) for name in "abc"]
     [part] = all_not_evaluated(Snapshot.of(slices))
     assert str(part) == (f"not evaluated: ResourceSlice a-slice and 2 more slices of its driver: {NEW_FIELD}")
+
+
+def test_an_overview_names_the_parts_of_the_present_slices_only() -> None:
+    old, new, cache = pool("a", gpu("g0")), pool("a", gpu("g0", **NEW)), ObjectCache(parts_of_slice)
+    notes = [overview(Snapshot(slices=(sl,)), parts=cache).notes for sl in (old, new, new, old)]
+    named = (f"not evaluated: ResourceSlice a-slice: {NEW_FIELD}",)
+    assert notes == [(), named, named, ()]
 
 
 async def test_doctor_names_features_of_slices_and_says_no_success(

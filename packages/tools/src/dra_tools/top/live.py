@@ -16,8 +16,9 @@ from dra_kubeletplugin.kube import KubeClient
 
 from ..explanation.background import BackgroundExplainer
 from ..snapshot import Gap
+from ..unevaluated.objects import parts_of_slice
 from ..usage.rows import Overview
-from ..usage.usage import UsageCounter
+from ..usage.usage import ObjectCache, UsageCounter
 from ..watcher import ClusterWatcher
 from .overview import overview
 
@@ -41,6 +42,7 @@ class LiveOverview:
         self._node = node
         self._pods_of = pods_of
         self._counter = UsageCounter()
+        self._parts = ObjectCache(parts_of_slice)
         self._made: Overview | None = None
         # The versions from which _made was built, and the gaps at that time.
         self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
@@ -75,7 +77,8 @@ class LiveOverview:
         now = time.monotonic()
         versions = (self.follower.version, self.reasons.version, self.follower.gaps)
         if self._made is None or (versions != self._of and now >= self._next):
-            found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._counter, self._pods_of)
+            snapshot, reasons = self.follower.snapshot(), self.reasons.lines
+            found = overview(snapshot, self._node, reasons, self._counter, self._pods_of, self._parts)
             self._made = replace(found, notes=(*found.notes, *self.follower.notes), at=time.time())
             self._of, self._next = versions, now + EVERY
         fault, since = self.follower.unavailable

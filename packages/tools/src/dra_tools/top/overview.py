@@ -14,7 +14,7 @@ from dra_kubeletplugin.resourceapi import node_selectors
 from ..doubled_resources import doubled_resources
 from ..explanation.cluster_reasons import entries
 from ..snapshot import Snapshot
-from ..unevaluated.objects import all_not_evaluated
+from ..unevaluated.objects import SliceParts, all_not_evaluated
 from ..usage.nodes import unschedulable
 from ..usage.rows import (
     TAKEN,
@@ -28,7 +28,7 @@ from ..usage.rows import (
     counted,
     occupancy,
 )
-from ..usage.usage import Reaches, UsageCounter
+from ..usage.usage import ObjectCache, Reaches, UsageCounter
 from ..waiting_pods import extended_requests, waiting_pods
 
 
@@ -38,6 +38,7 @@ def overview(
     reasons: Mapping[str, PodReason] | None = None,
     counter: UsageCounter | None = None,
     namespace: str = "",
+    parts: ObjectCache[SliceParts] | None = None,
 ) -> Overview:
     """Returns the rows of a cluster or of one node.
 
@@ -48,6 +49,7 @@ def overview(
         reasons: the summary of :func:`explain` for each pod, by UID.
         counter: the counter of the previous overview, to reuse its work for the same cluster.
         namespace: the namespace of the waiting pods; empty for all.
+        parts: caches :func:`.parts_of_slice` from one overview of the same cluster to the next.
     """
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
@@ -55,7 +57,8 @@ def overview(
     found = (counter or UsageCounter()).tally(
         snapshot.tainted_slices, snapshot.claims, reaches, None if snapshot.gap(NODES) else snapshot.nodes
     )
-    notes = [*map(str, all_not_evaluated(snapshot)), *snapshot.remarks, *found.notes]
+    unevaluated = all_not_evaluated(snapshot, parts.of(snapshot.slices) if parts else None)
+    notes = [*map(str, unevaluated), *snapshot.remarks, *found.notes]
     if node and node not in by_name and snapshot.is_complete(NODES):
         notes.append(f"there is no node {node}")
     notes += map(str, doubled_resources([one] if node else snapshot.nodes, snapshot.classes, snapshot.slices))

@@ -45,34 +45,35 @@ def unknown_fields(obj: ReadOnlyJSON) -> Iterator[str]:
 
 
 def _unknown(value: Any, type_name: str, path: str) -> Iterator[str]:
-    known = rows(type_name)
+    known, leaves = rows(type_name), _leaves(type_name)
     if not known or not isinstance(value, dict):
         return
     for name, inner in value.items():
+        if name in leaves:
+            continue
         where = f"{path}.{name}"
         row = known.get(name)
         if row is None:
             if name != "metadata":  # of a template
                 yield where
-        elif not rows(row.item_type):
-            continue
         elif row.type == row.item_type:
             yield from _unknown(inner, row.type, where)
         elif isinstance(inner, list):
             for i, item in enumerate(inner):
                 yield from _unknown(item, row.item_type, f"{where}[{i}]")
         elif isinstance(inner, dict):
-            leaf = _leaf(row.item_type)
+            item_type = row.item_type
+            simple = _leaves(item_type)
             for key, item in inner.items():
-                if not (leaf and isinstance(item, dict) and item.keys() <= leaf):
-                    yield from _unknown(item, row.item_type, f"{where}.{key}")
+                # mostly not: a cluster has very many attributes and capacities
+                if not (isinstance(item, dict) and item.keys() <= simple):
+                    yield from _unknown(item, item_type, f"{where}.{key}")
 
 
 @functools.cache
-def _leaf(type_name: str) -> Set[str]:
-    """Returns the fields of a type if none of them has fields of its own, as of attributes, of which a cluster has very many."""
-    known = rows(type_name)
-    return frozenset() if any(rows(row.item_type) for row in known.values()) else known.keys()
+def _leaves(type_name: str) -> Set[str]:
+    """Returns the fields of a type that have no fields of their own."""
+    return frozenset(name for name, row in rows(type_name).items() if not rows(row.item_type))
 
 
 def not_evaluated(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[UnevaluatedPart]:
@@ -92,12 +93,24 @@ def not_evaluated_of_device(
                 yield UnevaluatedPart(f"{found.subject}, device {device}", found.why)
 
 
-def all_not_evaluated(snapshot: Snapshot) -> tuple[UnevaluatedPart, ...]:
-    """Returns the parts of all objects that are not evaluated. Slices of one driver with the same feature are one part."""
+SliceParts = tuple[ReadOnlyJSON, tuple[str, ...]]
+
+
+def parts_of_slice(sl: ReadOnlyJSON) -> SliceParts:
+    """Returns a slice and its parts that are not evaluated. The walk through all devices takes long, so callers cache it."""
+    return sl, (*unevaluated_features(sl), *_sentences(unknown_fields(sl)))
+
+
+def all_not_evaluated(snapshot: Snapshot, slices: Iterable[SliceParts] | None = None) -> tuple[UnevaluatedPart, ...]:
+    """Returns the parts of all objects that are not evaluated. Slices of one driver with the same feature are one part.
+
+    Args:
+        slices: :func:`parts_of_slice` of each slice of the snapshot, if the caller has cached it.
+    """
     found: list[UnevaluatedPart] = []
     by_driver: dict[tuple[str, str], list[str]] = {}
-    for sl in snapshot.slices:
-        for feature in (*unevaluated_features(sl), *_unknown_fields(snapshot, sl)):
+    for sl, parts in slices if slices is not None else map(parts_of_slice, snapshot.slices):
+        for feature in dict.fromkeys([*parts, *_sentences(_left_out(snapshot, sl))]):
             by_driver.setdefault((str(sl["spec"]["driver"]), feature), []).append(subject_of(sl))
     for (_, feature), subjects in by_driver.items():
         more = f" and {counted(len(subjects) - 1, 'more slice')} of its driver" if len(subjects) > 1 else ""
@@ -117,6 +130,15 @@ def all_not_evaluated(snapshot: Snapshot) -> tuple[UnevaluatedPart, ...]:
 
 
 def _unknown_fields(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterator[str]:
-    for path in (*snapshot.unknown.get(str(obj["metadata"].get("uid")), ()), *unknown_fields(obj)):
+    return _sentences((*_left_out(snapshot, obj), *unknown_fields(obj)))
+
+
+def _left_out(snapshot: Snapshot, obj: ReadOnlyJSON) -> Iterable[str]:
+    """Returns the fields of an object that were left out when it was read."""
+    return snapshot.unknown.get(str(obj["metadata"].get("uid")), ())
+
+
+def _sentences(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
         if _names().isdisjoint(re.split(r"\W+", path)):  # a field of such a feature is not named again
             yield f"the field {path}, which is not known here"

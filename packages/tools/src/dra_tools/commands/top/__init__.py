@@ -32,9 +32,10 @@ from ...scheduler_view import SchedulerView
 from ...snapshot import Snapshot
 from ...top.live import LiveOverview
 from ...top.overview import overview
-from ...unevaluated.objects import all_not_evaluated
+from ...unevaluated.objects import all_not_evaluated, parts_of_slice
 from ...usage.arranging import matching, matching_pods
 from ...usage.rows import Overview, PodReason
+from ...usage.usage import ObjectCache, UsageCounter
 from ..cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
 from ..object_files import from_files
 from .table import table
@@ -97,7 +98,8 @@ def _check_names(snapshot: Snapshot, args: argparse.Namespace) -> None:
 
 
 def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], None], namespace: str = "") -> Overview:
-    found = overview(snapshot, node, namespace=namespace)
+    counter, parts = UsageCounter(), ObjectCache(parts_of_slice)
+    found = overview(snapshot, node, None, counter, namespace, parts)
     view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _EXPLAIN_SECONDS
     reasons: dict[str, PodReason] = {}
@@ -110,7 +112,7 @@ def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], 
     rest = len(found.waiting) - len(reasons)
     left = counted(rest, "more pod waits", "more pods wait")
     more = f"{left}, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one pod"
-    found = overview(snapshot, node, reasons, namespace=namespace)
+    found = overview(snapshot, node, reasons, counter, namespace, parts)
     return replace(found, notes=(*found.notes, *([more] if rest else [])), at=time.time())
 
 
