@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
 from dra_devkit.commands.command_args import KINDS
-from dra_devkit.packaging.scaffold.names import MAX_NAME, check_name, near_name
+from dra_devkit.packaging.scaffold.names import FEATURES, MAX_NAME, check_name, near_name
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
@@ -35,6 +35,9 @@ from tests.release.installation import (
     dependencies_of,
     run,
 )
+
+ALL = ",".join(FEATURES)
+_SOURCES = ":".join(map(str, (ROOT, ROOT / "src", *sorted(ROOT.glob("packages/*/src")))))
 
 
 @pytest.fixture(params=KINDS)
@@ -134,12 +137,52 @@ def test_the_manifests_of_a_new_package_are_complete(kind: str, tmp_path: Path) 
     assert [o["metadata"]["name"] for o in objects if o["kind"] == "DeviceClass"] == ["acme-fpga.example.com"]
 
 
+def _tests(package: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs a package's tests with the framework of this tree, in the package's own folder."""
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "dra_devkit.pytest_plugin")
+    environment = clean_environment() | {"PYTHONPATH": f"{package}/src:{_SOURCES}"}
+    return subprocess.run(
+        [*command, *options], cwd=package, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 @pytest.mark.cases(2)
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [
+        ("chardev", ALL),
+        ("chardev", "partitions"),
+        ("pci", "status"),
+        ("chardev", "health"),
+        ("sdk", "partitions"),
+        ("pci", "shared-step"),
+        ("pci", ALL),
+        ("sdk", ALL),
+    ],
+)
+def test_a_package_with_features_passes_its_tests_and_mypy(kind: str, features: str, tmp_path: Path) -> None:
+    package = create_package(tmp_path, "acme-fpga", kind, "--with", features)
+    run(sys.executable, "-m", "mypy", cwd=package, MYPYPATH=f"src:{_SOURCES}", PYTHONPATH=_SOURCES)
+    done = _tests(package)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_test_of_a_package_says_how_to_render_stale_manifests(tmp_path: Path) -> None:
+    package = create_package(tmp_path, "acme-fpga", "chardev")
+    values = package / "deploy/values.yaml"
+    values.write_text(values.read_text().replace("namespace: acme-fpga", "namespace: cards"))
+    done = _tests(package, "-k", "manifests")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "AssertionError: run `make deploy`" in done.stdout
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("features", ["", "partitions", "shared-step,status,health", ALL])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["a", "z" * MAX_NAME])
-def test_packages_with_names_of_any_length_pass_ruff(name: str, kind: str, tmp_path: Path) -> None:
+def test_packages_with_names_of_any_length_pass_ruff(name: str, kind: str, features: str, tmp_path: Path) -> None:
     domain = f"{'d' * 59}.com"
-    folder = create_package(tmp_path, name, kind, "--driver-name", domain)
+    folder = create_package(tmp_path, name, kind, "--driver-name", domain, *(("--with", features) if features else ()))
     ruff = str(Path(sys.executable).parent / "ruff")
     run(ruff, "check", "--no-cache", ".", cwd=folder)
     run(ruff, "format", "--no-cache", "--check", ".", cwd=folder)
@@ -159,6 +202,7 @@ def test_packages_with_names_of_any_length_pass_ruff(name: str, kind: str, tmp_p
         (["off", "--kind", "sdk"], "NAME 'off' has another meaning in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is not text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--with", "status,helth"], "--with 'helth' is not one of partitions, shared-step, status, health, did you mean 'health'?"),
         (["acme"], "--kind is needed without a terminal"),
         (["Nimbus_N4", "--kind", "sdk"], "begin with a letter, such as nimbus-n4"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),

@@ -43,6 +43,8 @@ def add_new(new: Parser) -> None:
     new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
     text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
     new.add_argument("--device-id", metavar="ID", help=text)
+    text = "features to include: any of partitions, shared-step, status, health (--kind sdk always has health)"
+    new.add_argument("--with", dest="features", metavar="NAME,...", help=text)
     text = "parent of the package's folder (.); created if it does not exist"
     new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
     add_output(new)

@@ -11,7 +11,7 @@ from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import put
 from dra_kubeletplugin.errors import SettingsError
 
-from ..packaging.scaffold.names import Names, check_device, check_driver_name, check_name, check_vendor
+from ..packaging.scaffold.names import Names, check_device, check_driver_name, check_features, check_name, check_vendor
 from ..packaging.scaffold.writer import write_package
 from .command_args import KINDS
 from .output_models import Made
@@ -27,6 +27,7 @@ _KINDS = "pci (PCI functions), chardev (device files), sdk (a vendor's library)"
 def new(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for invalid names, or if the folder cannot be used."""
     name = check_name(args.name)
+    features = check_features(args.features) if args.features is not None else ()
     kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
     vendor = device = ""
     if kind == "pci":
@@ -45,9 +46,9 @@ def new(args: argparse.Namespace) -> int:
     driver = _option_or_input(
         args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
     )
-    folder = write_package(Names(kind, name, driver, vendor, device), args.directory)
+    folder = write_package(Names(kind, name, driver, vendor, device, features), args.directory)
     put(
-        Made(folder, kind, name, driver, vendor, device),
+        Made(folder, kind, name, driver, vendor, device, features),
         args.output,
         lambda _: [f"created {folder}: {_NEXT.format(folder=folder)}"],
     )

@@ -91,7 +91,9 @@ class Validation:
 
 @dataclass(frozen=True)
 class Made:
-    """The package that `dra new` created. ``vendor_id`` and ``device_id`` are empty unless ``kind`` is pci."""
+    """The package that `dra new` created. ``vendor_id`` and ``device_id`` are empty unless ``kind`` is pci.
+    ``features`` has the names of `--with`.
+    """
 
     folder: Path
     kind: str
@@ -99,6 +101,7 @@ class Made:
     driver: str
     vendor_id: str
     device_id: str
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)

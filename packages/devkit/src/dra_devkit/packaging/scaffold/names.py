@@ -13,9 +13,12 @@ import yaml
 
 from dra_kubeletplugin import __version__
 from dra_kubeletplugin.base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
+from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.errors import SettingsError
 
+FEATURES = ("partitions", "shared-step", "status", "health")
+"""The features of ``--with``. Templates have sections for them."""
 MAX_NAME = 32
 """The maximum number of characters. It is low because names of objects begin with this name: see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -85,7 +88,7 @@ _RESERVED = {
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one package.
+    """The names of one package, and its features: names in :data:`FEATURES`.
 
     ``vendor`` and ``device`` are PCI ids, four hex digits each; empty unless ``kind`` is ``pci``.
     """
@@ -95,6 +98,13 @@ class Names:
     driver_name: str
     vendor: str = ""
     device: str = ""
+    features: tuple[str, ...] = ()
+
+    @property
+    def sections(self) -> frozenset[str]:
+        """The conditions of sections that are true: the features, and ``privileged`` for a driver that writes to sysfs."""
+        writes_sysfs = "shared-step" in self.features and self.kind != "sdk"
+        return frozenset({*self.features, "privileged"} if writes_sysfs else self.features)
 
     @property
     def module(self) -> str:
@@ -167,6 +177,15 @@ def check_driver_name(text: str) -> str:
             f"--driver-name {text!r} is not text in YAML: use a name with a domain, such as fpga.example.com"
         )
     return text
+
+
+def check_features(text: str) -> tuple[str, ...]:
+    """Returns the features of a list with commas, each once. Raises :class:`SettingsError` for an unknown feature."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in FEATURES:
+            raise SettingsError(f"--with {name!r} is not one of {', '.join(FEATURES)}{did_you_mean(name, FEATURES)}")
+    return tuple(name for name in FEATURES if name in names)
 
 
 def check_vendor(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import string
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
@@ -43,6 +43,7 @@ _OF_KIND = {
     "valid.yaml": "tests/parameters/valid.yaml",
     "invalid.yaml": "tests/parameters/invalid.yaml",
 }
+_OF_FEATURE = {"partitions": {"half.yaml": "examples/half.yaml"}}
 
 
 class _Template(string.Template):
@@ -87,18 +88,43 @@ def _write(names: Names, folder: Path) -> None:
 def package_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
     """Yields each file's path in the package and its content."""
     yield from common_files(names)
-    yield from _filled(names.kind, _OF_KIND, names.words())
+    yield from _filled(names.kind, _OF_KIND, names)
+    for feature, targets in _OF_FEATURE.items():
+        if feature in names.features:
+            yield from _filled(feature, targets, names)
 
 
 def common_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
     """Yields the files that all kinds of drivers have."""
-    return _filled("common", _COMMON, names.words())
+    return _filled("common", _COMMON, names)
 
 
-def _filled(kind: str, targets: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple[PurePosixPath, str]]:
-    for template in resources.files(__package__).joinpath("templates", kind).iterdir():
+def _filled(folder: str, targets: Mapping[str, str], names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    words = names.words()
+    for template in resources.files(__package__).joinpath("templates", folder).iterdir():
         target = targets[template.name.removesuffix(".tmpl")]
         yield (
             PurePosixPath(_Template(target).substitute(words)),
-            _Template(template.read_text(encoding="utf-8")).substitute(words),
+            _Template(_selected(template.read_text(encoding="utf-8"), names.sections)).substitute(words),
         )
+
+
+def _selected(text: str, sections: Set[str]) -> str:
+    """Returns the template without its markers, and without the sections whose condition is false.
+
+    Markers are lines: ``%%if NAME``, ``%%if not NAME`` or ``%%if NAME or NAME``, then optionally ``%%else``, then ``%%end``. Sections nest.
+    """
+    lines: list[str] = []
+    shown: list[bool] = []
+    for line in text.splitlines(keepends=True):
+        marker, _, condition = line.strip().partition(" ")
+        if marker == "%%if":
+            wanted = condition.removeprefix("not ").split(" or ")
+            shown.append(sections.isdisjoint(wanted) == condition.startswith("not "))
+        elif marker == "%%else":
+            shown[-1] = not shown[-1]
+        elif marker == "%%end":
+            shown.pop()
+        elif all(shown):
+            lines.append(line)
+    return "".join(lines)
