@@ -90,6 +90,12 @@ def test_a_container_has_minimal_privileges(kind: str, name: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
 
 
+def test_the_supervisor_of_mps_daemons_shares_the_process_ids_of_the_node() -> None:
+    manifests = plain(values_of("nvidia"))
+    pods = {name: one(manifests, "DaemonSet", name)["spec"]["template"]["spec"] for name in ("nvidia", "supervisor")}
+    assert (pods["nvidia"].get("hostPID"), pods["supervisor"]["hostPID"]) == (None, True)
+
+
 def test_a_privileged_container_has_no_contradicting_settings() -> None:
     context = container(one(plain(values_of("pci")), "DaemonSet"))["securityContext"]
     assert context == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
