@@ -1,8 +1,8 @@
 """Every error that a user can meet, with a code and a help text.
 
-All are subclasses of :class:`DraError`. A :class:`ClaimError` concerns one claim, and its text becomes the pod's event. Drivers raise
-:class:`RetryableError` if a retry may succeed, and :class:`PermanentError` if only a change of claim, class or machine helps.
-``docs/errors.md`` lists all of them.
+All are subclasses of :class:`DraError`, and ``docs/errors.md`` lists them. If the prepare of a claim fails, the kubelet writes
+:meth:`DraError.event` into an Event of the pod. Drivers raise :class:`RetryableError` if a retry may succeed, and
+:class:`PermanentError` if only a change of claim, class or machine helps.
 
 A message is one sentence of at most 1 KiB: what failed, where, and what to do. It contains no values that differ between attempts
 (counters, times, addresses), because each new text is a new event. ``make docs`` writes ``docs/errors.md`` from this file.
@@ -242,7 +242,7 @@ class PermanentError(ClaimError):
 
 
 class DriverFailedError(ClaimError):
-    """The driver raised an exception other than :class:`DraError`, which the text contains, or its method could not be called."""
+    """The driver raised an exception other than :class:`DraError`, or its method could not be called. The text contains the exception."""
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"

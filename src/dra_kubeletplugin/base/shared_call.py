@@ -12,7 +12,7 @@ _MAX_PAUSE = 0.5  # seconds
 
 
 class SharedCall(Generic[T]):
-    """Runs one call for several callers. A caller that arrives before the call begins, or accepts an earlier result, gets its result.
+    """Runs one call for several callers. Callers that arrive before the call begins, or that accept an earlier result, share its result.
 
     A caller that is cancelled does not cancel the call.
 
@@ -34,7 +34,7 @@ class SharedCall(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def fresh(self) -> T:
-        """Returns the result of a call that begins from now on. Raises the call's exception."""
+        """Returns the result of a call that begins now or later. Raises the call's exception."""
         return await self.since(asyncio.get_running_loop().time())
 
     async def since(self, when: float) -> T:

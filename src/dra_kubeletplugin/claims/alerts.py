@@ -1,7 +1,8 @@
 """Reports faults of claims in use as events on the claim, on its pods and on the node.
 
 A fault is a record that cannot be read, or a device of a prepared claim that vanished or became unhealthy. A repair of the
-records is an event on the node. Failures of an operation on a claim are reported by the code that runs the operation.
+records is an event on the node. Failed operations are reported by other code: the kubelet writes the event of a failed prepare, and
+`rollback.py` the event of a failed rollback or unprepare.
 """
 
 from __future__ import annotations

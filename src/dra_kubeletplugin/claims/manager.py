@@ -85,7 +85,7 @@ class ClaimManager:
             else None
         )
         self._startup: list[asyncio.Task[None]] = []  # startup tasks that continue after :meth:`open`
-        # What the kubelet's service, the driver and the device discovery call.
+        # Methods that the kubelet's service, the driver and the device discovery call.
         self.prepare, self.unprepare = self.engine.prepare, self.engine.unprepare
         self.kubelet_registered = self.pods.restart_grace_periods
         self.update_metadata = self._updates.begin

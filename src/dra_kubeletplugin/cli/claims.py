@@ -82,9 +82,8 @@ def _text(records: Sequence[tuple[str, Row]], found: Claims) -> Iterator[str]:
 
 
 def _shared(records: Sequence[tuple[str, Row]]) -> Iterator[SharedState]:
-    users: dict[
-        tuple[str, str, str], list[tuple[str, bool]]
-    ] = {}  # name and ready of each claim by driver, step, and key
+    # By driver, step and key: the name of each claim, and whether the state is set up for it.
+    users: dict[tuple[str, str, str], list[tuple[str, bool]]] = {}
     for driver, r in records:
         if isinstance(r, Record) and not r.superseded:
             for e in r.shared:

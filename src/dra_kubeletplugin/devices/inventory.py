@@ -1,7 +1,7 @@
 """Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change.
 
-:meth:`Inventory.update` processes a result of ``Driver.pools()``; the publisher reads the result, :meth:`Inventory.contents`. Functions
-that process many devices run in a thread, so that they do not block the event loop.
+:meth:`Inventory.update` processes a result of the driver's ``devices()`` or ``pools()``. The publisher reads :meth:`Inventory.contents`.
+Functions that process many devices run in a thread, so that they do not block the event loop.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Inventory:
 
     # --- a result of the driver ------------------------------------------------------------------
     async def update(self, pools: object, held: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
-        """Replaces the devices, except invalid ones, by the driver's result. Returns whether a device, pool or counter set changed.
+        """Replaces the devices by the driver's result. Returns whether a device, pool or counter set changed.
+
+        An invalid device of the result is kept with its fault, and is not published.
 
         Args:
             pools: the driver's result, not yet validated.

@@ -184,9 +184,9 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
 
 
 def by_name(items: Iterable[object], kind: type[Named], field: str) -> tuple[dict[str, Named], dict[str, str]]:
-    """Returns the items of an author's list by name, and the faults of items without a name of their own by place: ``devices[3]``.
+    """Returns the items of an author's list by name, and the faults of the other items by place, such as ``devices[3]``.
 
-    Of several items with one name, the first has the name.
+    The other items have no name, or the name of an earlier item.
 
     Args:
         kind: the type that the items must have.

@@ -1,6 +1,7 @@
-"""Described hosts, as far as a driver meets them: the marker file that distinguishes one from a real sysfs, and writes to it.
+"""Described hosts, which a driver uses in place of a real machine: how it recognizes their sysfs, and how it writes to it.
 
-dra-devkit creates them, and imitates the kernel's effects of writes. It is imported by name, only when a driver writes to one.
+dra-devkit creates the described hosts, and imitates the effects that writes have in the kernel. This module imports dra-devkit by name,
+and only when a driver writes to a described host.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def is_described(root: Path) -> bool:
 def write_described(root: Path, path: str, text: str) -> None:
     """Writes a file below ``root`` with the effect that the kernel's file has.
 
-    Raises ``OSError`` as the kernel does; and :class:`DriverError` without dra-devkit.
+    Raises ``OSError`` as the kernel does, and :class:`DriverError` if dra-devkit is not installed.
     """
     try:
         kernel = importlib.import_module(_KERNEL)

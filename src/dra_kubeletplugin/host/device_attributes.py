@@ -1,8 +1,8 @@
 """The device attributes that Kubernetes defines, so that a scheduler can match devices of different drivers.
 
 Source: KEP-4381, KEP-5491 (lists), KEP-6072 (NUMA), and
-https://kubernetes.io/docs/reference/node/dra-standard-device-attributes/. The values equal the results of Go's helper
-in 1.37.
+https://kubernetes.io/docs/reference/node/dra-standard-device-attributes/. The values are the same as those of the Go package
+``k8s.io/dynamic-resource-allocation/deviceattribute`` in 1.37.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Writes Events about claims, pods and nodes. Events are best effort: no other part depends on them.
 
+An Event about a failed prepare is not written here. The kubelet writes it, with the text of :meth:`.DraError.event` in the response.
+
 A repeated fault of one object is one Event with a growing count. The Event's name contains a hash of its content, so neither
 a retry nor another process creates a second Event. Writes are rate limited per object, as in client-go.
 """

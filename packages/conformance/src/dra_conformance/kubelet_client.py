@@ -109,7 +109,7 @@ class CallResponse:
     """The response to a call.
 
     Args:
-        error: the gRPC error, or the reason why a kubelet rejects the whole response; empty if the call succeeded.
+        error: the gRPC error, or the reason why a kubelet rejects the whole response; empty if there is neither.
         code: the code of the gRPC error.
     """
 
@@ -120,7 +120,10 @@ class CallResponse:
 
     @property
     def unserved(self) -> str:
-        """The gRPC error if the driver does not serve the method; empty for an error of the method, which is allowed without claims."""
+        """The gRPC error if the driver does not serve the method; else empty.
+
+        A method that is served may return an error for a call without claims.
+        """
         return self.error if self.code in _UNSERVED else ""
 
     def of(self, uid: str) -> ClaimResponse:
@@ -131,10 +134,10 @@ class CallResponse:
 
 
 def find_sockets(registry: Path, *, hidden: bool = False) -> list[Path]:
-    """Returns the sockets in the registry that the kubelet reads, sorted.
+    """Returns the sorted paths of the sockets in the kubelet's plugin registry.
 
     Args:
-        hidden: whether to return the sockets that the kubelet ignores, because their names begin with a dot.
+        hidden: False for the sockets that the kubelet finds; True for the sockets that it ignores, because their names begin with a dot.
     """
     found = []
     with contextlib.suppress(OSError):
@@ -196,7 +199,7 @@ class PluginConnection:
 
     Args:
         endpoint: the socket on this machine. For a driver in a mount namespace, this differs from the registered path.
-        changed: called before each call with the claims of the call, so that they can be unprepared later.
+        changed: called before each prepare with its claims, so that they can be unprepared later.
     """
 
     def __init__(
@@ -214,7 +217,7 @@ class PluginConnection:
 
     @property
     def version(self) -> str:
-        """The newest version that both the driver and current kubelets support."""
+        """The newest version that both the driver and current kubelets support; v1 if there is none."""
         return next((v for v in DRA_VERSIONS if v in self.info.versions), "v1.DRAPlugin")
 
     async def close(self) -> None:

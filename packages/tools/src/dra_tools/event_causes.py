@@ -17,15 +17,8 @@ from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, TEMPLATES, Re
 from .scheduler_view import SchedulerView
 
 _PREPARE = "FailedPrepareDynamicResources"
-_AFTER_PREPARE = {
-    "FailedCreatePodSandBox",
-    "Pulling",
-    "Pulled",
-    "Created",
-    "Started",
-    "Failed",
-    "BackOff",
-}  # of the kubelet
+# Reasons of the kubelet's Events that follow a successful prepare.
+_AFTER_PREPARE = {"FailedCreatePodSandBox", "Pulling", "Pulled", "Created", "Started", "Failed", "BackOff"}
 _KINDS: dict[str, Resource] = {
     "claim": CLAIMS,
     "pod": PODS,

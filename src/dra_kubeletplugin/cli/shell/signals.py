@@ -25,9 +25,9 @@ _LINE = 2048  # maximum bytes of such a line; a writable pipe accepts 4,096 byte
 
 
 class StopSignal:
-    """Requests for the process to stop.
+    """Receives signals that request a stop.
 
-    Create the object before all other work: in the first process of a container, a signal has no effect until a handler is installed.
+    Call :meth:`handle` before all other work: in the first process of a container, a signal has no effect until a handler is installed.
     ``end`` is the function that exits the process at once with a code.
     """
 
@@ -127,7 +127,7 @@ class StopSignal:
             self._start_deadline(self.grace + MARGIN)
 
     def hanging(self) -> str:
-        """Describes where the process hangs: the innermost call of its main task, and of threads in a driver's methods."""
+        """Describes where the process hangs: in its main task, in threads of the driver, or in a call that blocks the event loop."""
         out = []
         if self._body is not None and not self._body.done():
             out.append(f"the main task waits in {_innermost(self._body)}")
@@ -142,9 +142,10 @@ class StopSignal:
 
 
 class _ForkHandlers:
-    """Restores default signals in a child that a driver forks.
+    """Restores the default signal handlers in a child that a driver forks.
 
-    The parent must not receive the child's signals, not even those that arrive before the child has reset its handlers.
+    The child inherits the pipe to the parent's thread, so the parent would stop at a signal for the child. Signals are blocked during
+    the fork, because a signal may arrive before the child has reset its handlers.
     """
 
     def __init__(self, taken: Collection[signal.Signals]) -> None:

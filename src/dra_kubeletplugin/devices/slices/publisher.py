@@ -208,7 +208,7 @@ class Publisher:
                 self._dirty.set()
 
     async def _wait(self) -> None:
-        """Waits for an event or the next resync. An instance that does not publish also waits for the time when it has to."""
+        """Waits for an event or the next resync. An instance that does not publish waits until it may publish, if that is earlier."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.may_write():
@@ -243,7 +243,7 @@ class Publisher:
             )
 
     async def _publish(self) -> float:
-        """Plans the writes and sends them. Returns as :meth:`_attempt`.
+        """Plans the writes and sends them. Returns the pause before the next attempt in seconds; 0 for no pause.
 
         Raises:
             ApiError: a request failed.

@@ -82,9 +82,9 @@ class Syncer:
         self._scope = scope
         self._metrics = metrics
         self._leadership = leadership
-        # By name: the slices of the last moment when all were as wanted, with the writes since then; and the inventory's version then.
+        # By name: the slices when all of them were last as wanted, updated with the writes since then.
         self._settled: dict[str, ExistingSlice] = {}
-        self._settled_at = -1
+        self._settled_at = -1  # the inventory's version when all slices were last as wanted
         # Slices that the API server stored otherwise than they were sent, for example without unknown fields: digests of both specs.
         # They need no write while both digests stay the same.
         self._stored_otherwise: dict[str, tuple[bytes, bytes]] = {}
@@ -155,7 +155,7 @@ class Syncer:
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
     def _plan_pools(self, contents: Sequence[PoolState], existing: Sequence[ExistingSlice]) -> list[WritePlan]:
-        """Returns the plans. Those that remove devices come first, because a device may move to another pool."""
+        """Returns the plans. Plans that remove devices come first, because a device may move to another pool."""
         of_pool: dict[str, list[ExistingSlice]] = {}
         for slice_ in existing:
             of_pool.setdefault(slice_.pool, []).append(slice_)

@@ -89,7 +89,7 @@ class NodeService:
         self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest, out: R, add: AddDevices
     ) -> R:
         self.metrics.inc("kubelet_calls_total", method=method)
-        refs, begun = [ClaimIdentity(c.namespace, c.name, c.uid) for c in request.claims], time.monotonic()
+        refs, began = [ClaimIdentity(c.namespace, c.name, c.uid) for c in request.claims], time.monotonic()
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             try:
@@ -102,7 +102,7 @@ class NodeService:
                 return out
             finally:  # also if the kubelet has given up
                 failed = sum(ref.uid not in out.claims or bool(out.claims[ref.uid].error) for ref in refs)
-                self.calls.append(KubeletCall(method, time.time(), time.monotonic() - begun, len(refs), failed))
+                self.calls.append(KubeletCall(method, time.time(), time.monotonic() - began, len(refs), failed))
 
 
 async def _outcomes(method: str, handle: Handle, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:

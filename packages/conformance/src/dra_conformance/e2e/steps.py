@@ -1,4 +1,7 @@
-"""The tests of a driver on a real cluster, in this order: each test starts with a deployed driver and no pod, and ends so."""
+"""The tests of a driver on a real cluster. They run in the order of this file.
+
+Each test begins and ends with a deployed driver and without a pod that uses it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from .cluster import JSON, POD_NAMESPACE, RESOURCE, Cluster
 from .deployment import Deployment
 
 _NO_EXECUTE = "NoExecute"
-# Kills the first process of its container as the kernel does when memory runs out: with SIGKILL, which a container cannot send to its first
-# process itself. So the process gets a limit of one second of CPU time, and requests until it has used it.
+# A program for the plugin's container: it makes the kernel kill the container's first process with SIGKILL, as when memory runs out. The
+# first process ignores a SIGKILL from its own container. So the program limits its CPU time to one second, and sends HTTP requests to it
+# until it has used this time.
 _KILL = """
 import os, resource, time, urllib.request
 resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))
@@ -241,7 +245,7 @@ def test_the_plugin_may_write_slices_of_its_own_node_and_driver_only(cluster: Cl
         "with a token that is bound to no pod": lambda: create_slice(cluster, unbound, nodeName=node),
     }
     accepted = [name for name, attempt in attempts.items() if attempt() not in {403, 422}]
-    assert not accepted, f"the plugin may write slices {', '.join(accepted)}: which policy should refuse it?"
+    assert not accepted, f"the plugin may write slices {', '.join(accepted)}: check its ValidatingAdmissionPolicy"
 
 
 def test_another_account_may_not_write_slices_of_the_driver(cluster: Cluster, token: tuple[str, str]) -> None:

@@ -1,7 +1,7 @@
-"""Imitates the kernel in a described host: functions are plugged and unplugged, drivers are bound, virtual functions are created.
+"""Imitates the kernel in a described host: PCI functions are plugged and unplugged, drivers are bound, virtual functions are created.
 
-Each function appears through :func:`plug`: when the host is built, when it is hot-plugged, and when it is a virtual function. ``plug``
-calls :func:`bind`, which creates class devices, device nodes and files of ``proc``. :func:`write` calls the same functions later.
+:func:`plug` adds a PCI function: when the host is built, at a hot-plug, and when a virtual function is created. It calls :func:`bind`,
+which creates class devices, device nodes and files of ``proc``. :func:`write` has the effects of a driver's later writes to sysfs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _attributes(fn: Function, local_cpus: str | None) -> dict[str, Content]:
 
 
 def unplug(root: Path, folder: Path) -> None:
-    """Removes a function's links. The caller deletes its folder."""
+    """Removes a function, except its folder, which the caller deletes. Its virtual functions are removed too."""
     remove_virtual_functions(root, folder)
     was_bound = _unlink_driver(root, folder)
     _remove_files_of_driver(root, folder)
@@ -121,8 +121,8 @@ def create_driver_folder(root: Path, name: str) -> Path:
 def bind(root: Path, address: str, driver: str | None) -> None:
     """Binds a driver; None only unbinds the previous driver. The previous driver's virtual functions are removed.
 
-    The described driver creates the described class devices, device nodes and files of ``proc``; they exist while it is bound. If
-    the description names no driver, they exist from plug to unplug.
+    The described class devices, device nodes and files of ``proc`` exist while the described driver is bound. If the description
+    names no driver, they exist while no driver is bound.
     """
     folder = (root / "bus/pci/devices" / address).resolve()
     function = function_of(folder)
@@ -279,8 +279,8 @@ def remove_virtual_functions(root: Path, folder: Path) -> None:
 def write(root: Path, path: str, text: str) -> None:
     """Writes an attribute of sysfs, with the effect that the kernel's attribute has.
 
-    Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too
-    many virtual functions, EBUSY if their number changes while some exist.
+    Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address. For the number of virtual
+    functions: EINVAL if it is no number, ERANGE if it is too high, ENOENT without a driver, EBUSY if it changes while some exist.
     """
     target = root / path
     if not target.exists():

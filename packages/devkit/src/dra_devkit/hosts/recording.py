@@ -16,10 +16,8 @@ from . import recorded_files, schema
 from .model import SPEEDS, WIDTHS, Content, HostDescription
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
-_NOT_DESCRIBED = {
-    "pci_bus",
-    "vfio-dev",
-}  # no driver creates buses, and a described host creates the devices of vfio-pci itself
+# No driver creates buses, and a described host creates the devices of vfio-pci itself.
+_NOT_DESCRIBED = {"pci_bus", "vfio-dev"}
 _YAML_WORDS = {
     "null",
     "true",

@@ -1,4 +1,4 @@
-"""Runs async context managers that one task enters and another task leaves."""
+"""Holds an async context manager in a task of its own, so that one task may request its entry and another task its exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Hosted(Generic[T]):
-    """Enters and leaves ``manager`` in one separate task, because the task that entered a task group or timeout must leave it."""
+    """Enters and leaves ``manager`` in one separate task: asyncio requires that the same task enters and leaves a task group or timeout."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str) -> None:
         self._manager = manager

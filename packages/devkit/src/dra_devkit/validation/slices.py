@@ -1,4 +1,4 @@
-"""Validates ResourceSlices, as of each release. The framework validates their devices."""
+"""Validates ResourceSlices by the rules of a release (:class:`.Dialect`). The framework validates their devices."""
 
 from __future__ import annotations
 

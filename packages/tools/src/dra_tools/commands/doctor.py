@@ -1,4 +1,4 @@
-"""``dra doctor``: prints findings, each with a remedy; ``dra gather`` packs them, with logs, into one file."""
+"""``dra doctor`` prints findings, and the remedy of each problem. ``dra gather`` packs the findings and logs into one file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OF_HOST = {"host_root": "--host-root", "kubelet_root": "--kubelet-root", "cdi_r
 _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
-# Both commands run without a log, because the findings contain everything important.
+# Both commands write no log of their own, because the findings contain everything important.
 @without_log("dra_kubeletplugin", "dra_devkit", "dra_tools")
 def doctor(args: argparse.Namespace) -> int:
     if args.output == TEXT:
@@ -103,9 +103,9 @@ def _examination(args: argparse.Namespace) -> Examination:
         refuse(args, _OF_HOST, "is about this machine: do not combine it with --no-host")
     kubelet_root = settings.kubelet_root.absolute()
     local = _is_local(kubelet_root.parent.parent)
-    # The folders of this machine's kubelet say nothing about the cluster of `dra dev`.
-    other = not local and bool(settings.kubeconfig) and _is_local(Path(settings.kubeconfig).absolute().parent)
-    host = args.host if args.host is not None else bool(settings.node_name) or (kubelet_root.is_dir() and not other)
+    # The cluster of `dra dev` does not use the folders of this machine's kubelet.
+    is_other = not local and bool(settings.kubeconfig) and _is_local(Path(settings.kubeconfig).absolute().parent)
+    host = args.host if args.host is not None else bool(settings.node_name) or (kubelet_root.is_dir() and not is_other)
     devices, driver_findings = _devices(args.drivers, settings)
     return Examination(
         api=_api(settings, about_machine=args.host is not False),
@@ -130,7 +130,11 @@ def _is_local(folder: Path) -> bool:
 
 
 def _api(settings: Settings, *, about_machine: bool) -> ApiConfig | str:
-    """Returns the API server, or why there is none; ``about_machine``: and which clusters of `dra dev` run on this machine."""
+    """Returns the API server, or the reason why there is none.
+
+    Args:
+        about_machine: whether the reason also names the clusters of `dra dev` that run on this machine.
+    """
     try:
         return load_config(settings.kubeconfig, service_account=settings.service_account)
     except DraError as e:
@@ -140,7 +144,10 @@ def _api(settings: Settings, *, about_machine: bool) -> ApiConfig | str:
 
 
 def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[Finding]]:
-    """Returns the devices that drivers find on this machine by driver name, and findings: errors and results of their own checks."""
+    """Returns the devices that each driver finds on this machine, by the driver's name.
+
+    Also returns findings: the drivers' errors, and the results of their own checks.
+    """
     out, findings = {}, list[Finding]()
     for target in drivers:
         driver = make(load_driver(target))

@@ -23,9 +23,8 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 from ..scheduler_view import SchedulerView
 from ..taints import RULE
 
-_DeviceContent = tuple[
-    bytes, bool, str
-]  # content without names and attributes, whether a claim holds it, and consumed capacity
+# A device: its content without names and attributes, whether a claim holds it, and its consumed capacity.
+_DeviceContent = tuple[bytes, bool, str]
 _NAMES = {"name", "attributes", "taints", "consumesCounters"}  # fields of a device that are compared in another form
 _NO_ATTRIBUTES: ReadOnlyJSON = {}
 

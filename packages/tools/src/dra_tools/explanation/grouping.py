@@ -38,8 +38,8 @@ class NodeReasons:
         node_keys = tuple((f.kind, f.text) for f in self.faults)
         request_keys = tuple(
             (r.claim, r.request, r.enough, frozenset((f.kind, f.text) for _, f in r.faults))
-            for q in self.requests
-            for r in q
+            for options in self.requests
+            for r in options
         )
         return node_keys, request_keys
 
@@ -55,7 +55,7 @@ class _Folded:
     first: dict[str, str] = field(default_factory=dict)  # the first place of each detail
 
     def add(self, where: str, fault: DeviceFault, nodes: int) -> None:
-        """Adds a reason of a node, which ``nodes`` nodes with equal devices have."""
+        """Counts a reason that was found at ``where``, and that ``nodes`` nodes with equal devices have."""
         self.count += nodes
         self.details[fault.detail] += 1 if fault.of_node else nodes
         self.first.setdefault(fault.detail, where)
@@ -112,9 +112,8 @@ def short_requests(group: NodeGroup) -> list[list[RequestOnNodes]]:
 
 def request_distance(request: RequestOnNodes) -> int:
     kinds = {r.kind for r in request.reasons}
-    kinds = (
-        kinds - {ReasonKind.TOO_FEW} or kinds
-    )  # fewer devices than wanted, and the request selects none of the devices
+    # TOO_FEW counts only if it is the only reason: otherwise there are too few devices because of the other reasons.
+    kinds = kinds - {ReasonKind.TOO_FEW} or kinds
     return 3 if kinds <= OTHER_NODES else OTHER_DEVICES if kinds <= _NOT_SELECTED else 1
 
 

@@ -98,9 +98,8 @@ def _examine(devices: NodeDevices, claim: str, request: PickedRequest, resource:
     )
     out.resource, out.container = resource
     of_class: list[Place] = []
-    unmatched: list[
-        Place
-    ] = []  # devices that do not match a request for all devices, so they do not prevent its allocation
+    # Devices that do not match a request for all devices, so they do not prevent its allocation.
+    unmatched: list[Place] = []
     matched = 0
     for candidate in devices.candidates:
         where = f"{devices.node.name}/{candidate.id.device}"

@@ -17,13 +17,8 @@ from typing import Any
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted
 
-_REPLICAS = (
-    "replicas",
-    "instances",
-    "count",
-    "minReplicas",
-    "minMember",
-)  # the first of these is the number of replicas
+# The first of these fields that an object has is the number of replicas.
+_REPLICAS = ("replicas", "instances", "count", "minReplicas", "minMember")
 _SIZES = ("size", "groupSize", "numOfHosts", "nodeCount", "numNodes")  # each is the number of pods of one replica
 _AT_ONCE = ("parallelism", "completions")
 _LIMITS = ("maxReplicas", "maxReplicaCount")

@@ -131,7 +131,7 @@ def waiting_title(shown: int, waiting: int | None) -> str:
 
     Args:
         shown: pods in the list.
-        waiting: ``Count.waiting``, the pods that wait in all.
+        waiting: ``Count.waiting``, the total number of waiting pods; None if it is unknown.
     """
     total = shown if waiting is None else waiting
     if not total:
@@ -152,6 +152,7 @@ def arranged(
 
     Args:
         sets: the counter sets of the devices, for the occupancy of each group.
+        backwards: whether the devices in each group are in reverse order.
     """
     shares = card_shares(sets)
     groups: dict[str, list[DeviceRow]] = {}

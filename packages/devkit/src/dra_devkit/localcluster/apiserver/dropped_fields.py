@@ -1,6 +1,7 @@
 """Drops fields that the simulated release does not know, or whose feature gate is off.
 
-If the stored object already uses the fields of a gate, they stay. Otherwise, an unrelated update could break a running workload.
+If the stored object already uses the fields of a gate, an update keeps them, so that an unrelated update cannot break a running
+workload.
 The table of fields (``resourceapi/fields.toml`` of the framework) contains the release and the gate of each field. Source of the rule
 for stored objects: the strategies of Kubernetes, ``dropDisabledFields``.
 """
@@ -39,7 +40,7 @@ def without_unknown(kind: ServedKind, obj: JSON, features: Features) -> tuple[JS
     removed: list[str] = []
     for path in _occurring(obj, [f.path for f in _fields(kind.kind) if not _knows(features, f)]):
         if not any(fields_at(obj, path)):
-            continue  # another field has this name; parameters of a driver may be too deep to be copied
+            continue  # another field has this name. Then nothing is copied: a driver's parameters may be nested too deeply for that.
         obj = obj if removed else copy.deepcopy(obj)
         for owner, key, where in list(fields_at(obj, path)):
             del owner[key]
@@ -56,7 +57,7 @@ def _occurring(obj: JSON, paths: Sequence[str]) -> list[str]:
 
 
 def releases_of(kind: ServedKind, path: str) -> tuple[str, str]:
-    """Returns the first and the last release with a field; empty if it exists in all supported releases before or after."""
+    """Returns the first and the last release that have a field. Each is empty if it is not among the supported releases."""
     name = path.rpartition(".")[2]
     return next(((f.since, f.until) for f in _fields(kind.kind) if f.name == name), ("", ""))
 
@@ -77,7 +78,7 @@ def drop(kind: ServedKind, obj: JSON, old: JSON | None, features: Features) -> l
     """Removes fields of disabled gates in place, unless the old object already uses the gate's fields.
 
     Returns:
-        The path and the gate of each removed field; the gate is empty if the cluster cannot switch it on.
+        The path and the gate of each removed field; the gate is empty if no gate can switch the field on.
     """
     dropped: list[tuple[str, str]] = []
     by_gate: dict[str, list[str]] = {}

@@ -64,7 +64,7 @@ def _field_hint(key: str, value: Any, around: Enclosing) -> str:
             return (
                 f": it belongs in {path!r}, an outer object: check the indentation"
                 if path
-                else ": it belongs to the top level"
+                else ": it belongs at the top level of the object"
             )
     return did_you_mean(key, shape.fields) or f": the known fields are {', '.join(sorted(shape.fields))}"
 

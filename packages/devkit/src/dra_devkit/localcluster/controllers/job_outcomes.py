@@ -134,10 +134,10 @@ def ends_of_deleted_pods(status: ReadOnlyJSON, found: Iterable[PodEnd]) -> Itera
     missing = int(status.get("failed") or 0) - sum(not e.succeeded and e.action is not JobAction.IGNORE for e in found)
     known = {e.index for e in found if e.action is JobAction.FAIL_INDEX}
     given_up = {str(i) for i in parse_indexes(status["failedIndexes"])} if status.get("failedIndexes") else set()
-    places = [*sorted(given_up - known), *[""] * max(0, missing)][: max(0, missing)]
+    indexes = [*sorted(given_up - known), *[""] * max(0, missing)][: max(0, missing)]
     yield from (
         PodEnd(f"failed {n}", index, False, action=JobAction.FAIL_INDEX if index else JobAction.COUNT)
-        for n, index in enumerate(places)
+        for n, index in enumerate(indexes)
     )
 
 
@@ -201,7 +201,7 @@ def _satisfied(rule: ReadOnlyJSON, done: set[int]) -> bool:
 
 
 def backoff_left(failures: int, last: float) -> float:
-    """Returns the seconds until the next attempt; at most 0 if it is due.
+    """Returns the seconds until the next attempt; 0 or less if it is due.
 
     Args:
         last: the time of the last failure, in seconds since the epoch.

@@ -1,4 +1,4 @@
-"""Renders the kustomization of one driver from its ``values.yaml``, and the DeviceClasses, for the driver's folder ``deploy``."""
+"""Renders the files of a driver's folder ``deploy`` from its ``values.yaml``: the kustomization, DeviceClasses, a NodeFeatureRule."""
 
 from __future__ import annotations
 
@@ -58,10 +58,9 @@ def _node_feature_rule(values: Values) -> JSON:
 def component_names(source: ManifestSource, values: Values) -> list[str]:
     """Returns the names of the components that the driver's kustomization lists, in order."""
     adding = {m.feature for m in source.all}
+    # A component that changes an object comes after the component that adds the object.
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
-    out = [
-        kebab(name) for name in wanted
-    ]  # a component that changes an object comes after the component that adds the object
+    out = [kebab(name) for name in wanted]
     if (version := values.parameters["resourceAPI"]) != "v1":  # a DeviceClass has fewer fields in older API versions
         out.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
     return [*out, PARAMETERS]
@@ -69,13 +68,13 @@ def component_names(source: ManifestSource, values: Values) -> list[str]:
 
 def _kustomization(source: ManifestSource, values: Values, base: str) -> JSON:
     root, _, ref = base.partition("?")
-    at = f"?{ref}" if ref else ""
+    query = f"?{ref}" if ref else ""
     local = {"config.kubernetes.io/local-config": "true"}  # kustomize does not apply such objects
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [
-            f"{root}/base{at}",
+            f"{root}/base{query}",
             *([CLASSES] if values.classes else []),
             *([FEATURE_RULE] if values.pci_devices else []),
         ],
@@ -92,7 +91,7 @@ def _kustomization(source: ManifestSource, values: Values, base: str) -> JSON:
             },
         ],
         **({"patches": patches} if (patches := list(_patches(source, values))) else {}),
-        "components": [f"{root}/components/{name}{at}" for name in component_names(source, values)],
+        "components": [f"{root}/components/{name}{query}" for name in component_names(source, values)],
     }
 
 

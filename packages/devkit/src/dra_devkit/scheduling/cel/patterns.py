@@ -13,9 +13,8 @@ import time
 import re2
 
 _CACHED = 32  # patterns
-_MEMORY_LIMIT = (
-    2 << 20
-)  # bytes per pattern. Limits its instructions, its cached states, and the time to compile it (40 ms).
+# Bytes per pattern. Limits its instructions, its cached states, and the time to compile it (40 ms).
+_MEMORY_LIMIT = 2 << 20
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 # RE2's error texts and the matching texts of Go's regexp/syntax.
 _GO_MESSAGES = {

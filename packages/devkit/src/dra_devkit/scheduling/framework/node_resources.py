@@ -20,10 +20,8 @@ from .pod_info import CPU, EPHEMERAL, MEMORY, PodInfo, amount_of, pod_requests, 
 from .slice_cache import Slices
 from .status import Plugin, Rejection
 
-MAPPINGS, RESOURCES = (
-    "nodeAllocatableResourceMappings",
-    "nodeAllocatableResources",
-)  # of a device, in 1.36 and since 1.37
+# The field of a device in 1.36, and the field since 1.37.
+MAPPINGS, RESOURCES = "nodeAllocatableResourceMappings", "nodeAllocatableResources"
 _HUGE_PAGES = "hugepages-"
 Amounts = dict[str, Quantity]  # by the name of the resource
 

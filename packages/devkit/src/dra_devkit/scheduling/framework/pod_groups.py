@@ -21,7 +21,7 @@ def name_of(pod: Mapping[str, Any]) -> str:
 
 
 def key_of(pod: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Returns the pod's PodGroup as index keys (namespace, name); empty without a group."""
+    """Returns the index keys of the pod's PodGroup: one (namespace, name); none if the pod has no group."""
     name = name_of(pod)
     return ((pod["metadata"]["namespace"], name),) if name else ()
 
@@ -52,7 +52,7 @@ def is_group(reference: Mapping[str, Any]) -> bool:
 def is_for(reference: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
     """Returns whether an entry of ``reservedFor`` lets a pod use the claim.
 
-    A group is compared by name only: while it has pods, it cannot be deleted.
+    A group is compared by name only: it cannot be deleted while it has pods, so no other group can have its name.
     """
     if is_group(reference):
         return bool(name := name_of(pod)) and reference.get("name") == name

@@ -19,10 +19,8 @@ _VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
 _CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
 _GROUPS = ("workloadRef", "podGroupName")  # fields of 1.35
 _GROUP_FIELDS = {"schedulingPolicy", "resourceClaims", "podGroupTemplateRef", "workloadRef"}
-_DEFAULT_DISRUPTION_MODES: tuple[Any, ...] = (
-    "Pod",
-    {"single": {}},
-)  # the default disruption mode, in the forms of 1.36 and 1.37
+# The default disruption mode, in the forms of 1.36 and 1.37.
+_DEFAULT_DISRUPTION_MODES: tuple[Any, ...] = ("Pod", {"single": {}})
 _TOLERATION_OPERATORS = {"", "Equal", "Exists"}
 
 
