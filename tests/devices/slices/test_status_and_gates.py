@@ -264,6 +264,18 @@ async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_p
         assert set(held) == {(f"{name}/nic", "nic")}
 
 
+async def test_devices_that_the_driver_withdrew_are_published_when_the_gate_is_on_again() -> None:
+    async with node_with(Split) as node:
+        name, faults = node.cluster.node.name, node.cluster.api.injected_faults
+        faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        faults.dropped.clear()
+        node.cluster.api.drop_connections()  # as when the server is restarted with the gate
+        await wait_until(lambda: devices_of(node).get(name) == ["gpu-0-0", "gpu-0-1"])
+        assert node.driver.gates_off == set()
+
+
 class SplitAndInvalid(Split):
     has_invalid_device = False
 

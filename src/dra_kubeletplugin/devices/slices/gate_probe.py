@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.json_types import JSON
+from ...base.json_types import JSON, ReadOnlyJSON
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...kube.errors import NotFoundError, UnauthorizedError
@@ -25,6 +25,9 @@ class GateProbe:
         self._inventory = inventory
         self._scope = scope
         self._known: frozenset[str] = frozenset()
+        # As last seen, also if the driver has withdrawn them because a gate is off: the probe must notice that the gate is on again.
+        self._samples: Mapping[frozenset[str], ReadOnlyJSON] = {}
+        self._options: ReadOnlyJSON = {}
 
     def forget(self) -> None:
         """Forgets the results, because the API server may have been reconfigured."""
@@ -39,14 +42,17 @@ class GateProbe:
         Raises:
             ApiError: the API server cannot be reached, refuses the credentials, lacks the resource, or returns no slice.
         """
-        samples = self._inventory.samples()
-        options = self._inventory.options()
+        gates_off = self._inventory.gates_off
+        withdrawn = {gates: device for gates, device in self._samples.items() if gates & gates_off}
+        samples = self._samples = {**withdrawn, **self._inventory.samples()}
+        before = self._options if gates_of_options(self._options) & gates_off else {}
+        options = self._options = {**before, **self._inventory.options()}
         used = gates_of_options(options).union(*samples)
         if used <= self._known:
-            return self._inventory.gates_off
+            return gates_off
         off = await self._probe_gates(resource, [*samples.values()], options)
         self._known |= used
-        return (self._inventory.gates_off - used) | (off & used)
+        return (gates_off - used) | (off & used)
 
     async def _probe_gates(
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
