@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin import Device, Pool, Taint
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.errors import ApiError
@@ -112,3 +113,22 @@ async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> 
     await writer.settle()
     assert sorted(device_names(server)) == [f"d{i}" for i in range(4)]
     assert len(server.objects) == 2
+
+
+async def test_a_taint_that_another_instance_removed_gets_a_new_time_when_it_is_added_again() -> None:
+    """As in a rolling update that is rolled back: the older instance writes again after the newer one."""
+    sick = Device("a", taints=[Taint(key="example.com/sick", effect="NoExecute")])
+    server = Server([])
+    server.changed = lambda: None  # type: ignore[method-assign]
+    older, newer = Writer(server), Writer(server)
+    await older.inventory.update([Pool("node", [sick])])
+    await older.settle()
+    (stored,) = server.objects.values()
+    stored["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
+    stored["metadata"]["resourceVersion"] = str(next(server.numbers))
+    await older.settle()
+    await newer.inventory.update([Pool("node", [Device("a")])])
+    await newer.settle()
+    await older.settle()
+    (stored,) = server.objects.values()
+    assert "timeAdded" not in stored["spec"]["devices"][0]["taints"][0]  # the server adds the present time

@@ -115,7 +115,12 @@ class Syncer:
             raise SupersededError
         self._timed = {}
         for slice_ in (*self._settled.values(), *existing):
-            self._timed.setdefault(slice_.pool, {}).update(slice_.timed)
+            times = self._timed.setdefault(slice_.pool, {})
+            for (
+                name
+            ) in slice_.names.devices:  # another instance may have removed a taint: added again, it is a new taint
+                times.pop(name, None)
+            times.update(slice_.timed)
         self._stored_otherwise = {n: d for n, d in self._stored_otherwise.items() if n in self._found}
         plans = await in_own_thread(self._plan_pools, contents, existing)
         changed = {s.name: s.version for s in self._settled.values()} != {s.name: s.version for s in existing}
