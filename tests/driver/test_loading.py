@@ -11,8 +11,11 @@ import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, Config, Device, Driver, PermanentError, PreparedDevice, Quantity, Role
-from dra_kubeletplugin.driver import load_driver, make
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.driver import attach, load_driver, make
+from dra_kubeletplugin.driver.contract import DriverProcess
 from dra_kubeletplugin.errors import DriverError
+from dra_kubeletplugin.host import Host
 
 
 class ValidDriver(Driver):
@@ -279,3 +282,11 @@ def test_a_driver_with_metadata_files_needs_a_name_that_is_a_valid_cdi_vendor() 
         make(driver_class(name="0x.example.com", metadata=True))
     make(driver_class(name="0x.example.com"))
     make(driver_class(metadata=True))
+
+
+def test_a_driver_may_keep_a_process_of_its_own_in_an_attribute() -> None:
+    driver, rescans = ValidDriver(), list[str]()
+    attach(driver, Host(), Settings(), Role.NODE, DriverProcess(lambda: rescans.append("rescan")))
+    driver._process = "the vendor's daemon"  # type: ignore[attr-defined]
+    driver.rescan()
+    assert rescans == ["rescan"]

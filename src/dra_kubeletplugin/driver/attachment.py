@@ -29,7 +29,7 @@ def attach(
     driver.settings = settings
     driver.role = role
     driver.log = logging.getLogger(f"driver.{type(driver).__name__}")
-    driver._process = process
+    driver._dra_process = process
 
 
 def overrides(driver: Driver, method: str) -> bool:

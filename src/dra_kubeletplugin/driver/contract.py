@@ -125,7 +125,7 @@ class Driver:
     log: logging.Logger
     role: Role = Role.NODE
     gates_off: frozenset[str] = frozenset()
-    _process: DriverProcess = NO_PROCESS
+    _dra_process: DriverProcess = NO_PROCESS  # no name that a driver is likely to give to a process of its own
 
     def rescan(self) -> None:
         """Requests a new call of ``devices`` (or ``pools``) and ``health``, because devices or their health may have changed.
@@ -137,7 +137,7 @@ class Driver:
         framework sees a changed device with the next kernel event or after ``rescan_interval`` seconds, and changed health after
         ``health_interval`` seconds.
         """
-        self._process.rescan()
+        self._dra_process.rescan()
 
     @functools.cached_property
     def metrics(self) -> DriverMetrics:
@@ -218,7 +218,7 @@ class Driver:
             raise DriverError(
                 f"update_metadata(): {type(self).__name__}.metadata is off, so no container has such a file"
             )
-        return self._process.update_metadata(metadata_update(claim, request, network_data, attributes, device))
+        return self._dra_process.update_metadata(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
         """Opens resources that the driver keeps until the process stops, such as the vendor's library.
