@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,17 @@ async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path) -> Non
         while await credentials.header() == "Bearer t1":
             await asyncio.sleep(0.01)
     await credentials.close()
+
+
+async def test_an_exec_plugin_is_not_run_for_each_request_if_its_tokens_live_for_minutes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    expires = (datetime.now(UTC) + timedelta(seconds=280)).isoformat()
+    body = f"open({str(runs)!r}, 'a').write('x'); give(token='t', expirationTimestamp={expires!r})"
+    credentials = exec_credentials(tmp_path, body, interval=0.0)
+    for _ in range(2):
+        assert await credentials.header() == "Bearer t"
+    assert not [t for t in asyncio.all_tasks() if t.get_name() == "exec plugin"], "no run in the background"
+    assert runs.read_text() == "x"
 
 
 async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca: Pair) -> None:

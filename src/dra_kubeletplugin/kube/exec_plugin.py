@@ -22,7 +22,9 @@ from .credentials import Credentials, bearer
 from .tls import Tls
 
 log = logging.getLogger(__name__)
-_EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before they expire, as in the official client
+_EXPIRY_MARGIN = (
+    300.0  # credentials are renewed this number of seconds before they expire, but not before half of their lifetime
+)
 
 
 class _Variable(msgspec.Struct):
@@ -82,12 +84,12 @@ class ExecCredentials(Credentials):
         self._where = f"{where}: exec plugin {printable(config.command)!r}"
         self._run: asyncio.Task[None] | None = None
         self._started = -math.inf
-        self._expires = -math.inf  # in seconds since 1970
+        self._renew_at = -math.inf  # in seconds since 1970
         self._is_valid = False
         self._fault = ""  # of the last run
 
     async def header(self) -> str:
-        is_due = not self._is_valid or self._expires - _EXPIRY_MARGIN <= time.time()
+        is_due = not self._is_valid or self._renew_at <= time.time()
         if is_due and (self._run is None or self._run.done()) and time.monotonic() - self._started >= self.interval:
             self._started = time.monotonic()
             self._run = asyncio.create_task(self._renew(), name="exec plugin")
@@ -121,7 +123,9 @@ class ExecCredentials(Credentials):
                 log.warning("cannot renew the credentials: %s", self._fault)
             return
         self._value, self._is_valid, self._fault = value, True, ""
-        self._expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else math.inf
+        expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else math.inf
+        # With credentials that live shorter than the margin, each request would otherwise run the plugin.
+        self._renew_at = expires - min(_EXPIRY_MARGIN, max(0.0, expires - time.time()) / 2)
         if cert and key:
             self._tls.use(msgspec.structs.replace(self._files, cert=cert.encode(), key=key.encode()))
 
