@@ -230,6 +230,12 @@ async def test_a_fault_of_a_counter_set_is_a_fault_of_the_devices_that_consume_i
     assert len(rejected) == 2 and "counter set 'card'" in rejected["card-1"]
 
 
+@pytest.mark.parametrize("bad", [Pool("node/\ud800", []), Pool("node/x", [], partition_type="\ud800")])
+async def test_a_pool_whose_name_or_type_is_not_unicode_does_not_withhold_other_pools(bad: Pool) -> None:
+    found, rejected = await published(Pool("node", [Device("card-0")]), bad)
+    assert set(found) == {"node"} and [name for name in rejected if name.startswith("pool node/")]
+
+
 def test_constructors_raise_nothing() -> None:
     for value in (None, float("nan"), b"x", [], {}, object(), "x" * 10**5, "\ud800", 10**5000):
         made: Any = [Version(value) if value != 10**5000 else None, Version.coerce("" if value == 10**5000 else value)]

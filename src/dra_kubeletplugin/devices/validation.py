@@ -230,6 +230,8 @@ def pool_options(name: str, pool: Pool, node: str) -> tuple[ReadOnlyJSON, str]:
         return options, name_faults or _node_fault(name, pool.nodes, node) or option_faults
     except DraError as e:
         return {}, e.message
+    except UnicodeEncodeError as e:  # a name that the driver read from the hardware
+        return {}, describe(e)
 
 
 def _node_fault(name: str, nodes: Nodes, node: str) -> str:
