@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,23 @@ async def test_the_publisher_omits_and_names_only_the_rejected_device() -> None:
             server.instead = lambda request: None
             await inventory.update([Pool("node", [Device("a"), Device("bad", attributes={"x": 1}), Device("c")])])
             await wait_until(lambda: server.devices() == ["a", "bad", "c"])
+
+
+async def test_a_rejected_device_is_sent_again_although_another_device_changes_all_the_time() -> None:
+    inventory = await make_inventory("a", "bad")
+    async with scripted_api_server() as server:
+        server.instead = reject_device("bad")
+        async with running_publisher(server, inventory) as publisher:
+            publisher.resync = 1.0
+            await wait_until(lambda: "bad" in inventory.rejected)
+            server.instead = lambda request: None  # as when an admission policy is corrected
+
+            async def change() -> bool:
+                await inventory.update([Pool("node", [Device("a", attributes={"v": next(values)}), Device("bad")])])
+                return server.devices() == ["a", "bad"]
+
+            values = itertools.count()
+            await wait_until(change)
 
 
 async def test_the_publisher_does_not_repeat_a_request_that_was_rejected_without_a_cause() -> None:

@@ -31,7 +31,6 @@ from .status import PoolStatus, PublisherStatus
 from .sync import SupersededError, Syncer
 
 log = logging.getLogger(__name__)
-_RESYNC = 600.0  # seconds between synchronisations without any event
 _SETTLE = 0.02  # seconds to collect events before a synchronisation
 _FOLLOW = 2.0  # seconds between checks whether the publishing instance still runs
 _REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a broken connection usually recovers sooner
@@ -63,6 +62,9 @@ class Publisher:
         leadership: decides whether this instance publishes. An instance that does not publish writes nothing, and is always ready.
         gates_off: a coroutine that the publisher awaits with the feature gates that the API server has off, when these change. It may
             update the inventory.
+
+    Attributes:
+        resync: seconds between synchronisations without any event, and until rejected devices are sent again although there are events.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Publisher:
         self.leadership = leadership
         self.published = asyncio.Event()
         self.leads = True
+        self.resync = 600.0
         self._on_gates_off = gates_off
         self._syncer = Syncer(client, inventory, scope, metrics, leadership)
         self._probe = GateProbe(client, inventory, scope)
@@ -99,7 +102,7 @@ class Publisher:
         self._reflector = Reflector(
             client, "resourceslices", fields=scope.selector, copies=False, cut=self._note_reconnect
         )
-        self._created_at = time.monotonic()
+        self._created_at = self._forgotten_at = time.monotonic()
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(self.leads))
         # read at each scrape, because the watch may fail without a failed write
@@ -209,16 +212,17 @@ class Publisher:
 
     async def _wait(self) -> None:
         """Waits for an event or the next resync. An instance that does not publish waits until it may publish, if that is earlier."""
-        until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
+        until = self._forgotten_at + self.resync * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.may_write():
                 return
             await _is_set_within(self._dirty, remaining if self.leads else min(remaining, _FOLLOW))
-        if not self._dirty.is_set():
+        if time.monotonic() >= until:
             await self._forget()
 
     async def _forget(self) -> None:
         """Forgets probed gates and rejections, because the API server may have been upgraded."""
+        self._forgotten_at = time.monotonic()
         self._probe.forget()
         await self.inventory.clear_rejections()
 
