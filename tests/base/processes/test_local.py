@@ -125,6 +125,25 @@ def test_a_process_that_is_abandoned_before_go_does_not_start_its_program(
     assert Path(command.log).read_bytes() == b""
 
 
+def test_a_program_that_cannot_run_because_its_process_or_supervisor_was_killed_is_an_error(
+    started: StartedCommands,
+) -> None:
+    """Otherwise a claim would be prepared without its process."""
+    launched = LocalRunner().launch(started.command(*FOREVER))
+    send_signal(launched.identity, signal.SIGKILL)
+    wait_for_end(launched.identity, 60)
+    with pytest.raises(RetryableError, match="was killed before it ran its program"):
+        launched.go()
+    path = started.folder / "own.sock"
+    supervisor = subprocess.Popen([sys.executable, "-m", "dra_kubeletplugin.base.processes.supervisor", str(path)])
+    block_until(path.exists)
+    launched = SupervisedRunner(path).launch(started.command(*FOREVER))
+    supervisor.kill()
+    supervisor.wait(60)
+    with pytest.raises(RetryableError, match="was killed before it ran its program"):
+        launched.go()
+
+
 def test_the_state_reports_the_exit_code_or_signal(runner: ProcessRunner, started: StartedCommands) -> None:
     for program, text in (("raise SystemExit(3)", "ended with exit code 3"), ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL")):  # fmt: skip
         launched = runner.launch(started.command(sys.executable, "-I", "-S", "-c", program))

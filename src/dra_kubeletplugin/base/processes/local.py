@@ -97,10 +97,13 @@ class Launched:
         self._gate = gate
 
     def go(self) -> None:
-        """Lets the process run its program. If it or its supervisor was killed meanwhile, its state says so."""
-        with contextlib.suppress(OSError):
+        """Lets the process run its program. Raises :class:`RetryableError` if it or its supervisor was killed meanwhile."""
+        try:
             os.write(self._gate, b"\n")
-        self.abandon()
+        except OSError:
+            raise RetryableError(f"process {self.identity.pid} was killed before it ran its program") from None
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Ends the process if it does not run its program yet."""
