@@ -19,7 +19,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.claims.record import checked_line, checked_text, encode_record
 from dra_kubeletplugin.claims.store.records import file_name
 from dra_kubeletplugin.cli import main
-from packages.tools.tests.simulation.test_simulate import TEMPLATE, workload
+from packages.tools.tests.objects import TEMPLATE, workload
 from tests.helpers.crash.record_stores import DRIVER, make_record
 from tests.helpers.hostile_text import HOSTILE, HostileServer, assert_clean, cluster, hostile
 

@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dra_kubeletplugin.base.json_types import JSON
-from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, gpu, node, pod, pool
-from packages.tools.tests.simulation.test_simulate import TEMPLATE
+from packages.tools.tests.objects import CLASS, TEMPLATE, allocated_claim, claim, gpu, node, pod, pool
 
 # Colour, title, clear the screen, C1, right-to-left, zero width, line breaks, markup of rich, HTML, NUL, DEL, tag, wide.
 HOSTILE = (

@@ -12,7 +12,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_tools import ExplanationState, ReasonKind, explain
 from dra_tools.files import snapshot_of
-from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
+from packages.tools.tests.objects import CLASS, claim, dra, gpu, node, pod, pool
 
 
 def objects(*more: JSON) -> list[JSON]:

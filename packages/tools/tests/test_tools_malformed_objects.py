@@ -14,7 +14,7 @@ from dra_kubeletplugin.errors import QuestionError
 from dra_tools import Snapshot, explain, simulate, waiting
 from dra_tools.commands.explain_text import text
 from packages.tools.tests.explanation.test_explain import OBSTACLES
-from packages.tools.tests.simulation.test_simulate import TEMPLATE, cluster, workload
+from packages.tools.tests.objects import TEMPLATE, cluster, workload
 
 CASES = [c[0] for c in OBSTACLES.values()]
 MALFORMED_VALUES = st.sampled_from(

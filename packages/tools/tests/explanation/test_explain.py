@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -16,59 +15,22 @@ from dra_kubeletplugin.errors import QuestionError
 from dra_tools import Explanation, ExplanationState, Gap, ReasonKind, Snapshot, explain, waiting
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation import node_feasibility
-
-DRIVER = "gpu.example.com"
-MEMORY = f'device.capacity["{DRIVER}"].memory.compareTo(quantity("40Gi")) >= 0'
-
-
-def node(name: str, **more: Any) -> JSON:
-    status = {"allocatable": {"cpu": "8", "memory": "16Gi", "pods": "110"}}
-    labels = {"kubernetes.io/hostname": name} | more.pop("labels", {})
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels},
-        "spec": more,
-        "status": status,
-    }
-
-
-def gpu(name: str, memory: str = "80Gi", **more: Any) -> JSON:
-    return {"name": name, "attributes": {"numa": {"int": 0}}, "capacity": {"memory": {"value": memory}}} | more
-
-
-def pool(name: str, *devices: JSON, generation: int = 1, count: int = 1, suffix: str = "", **more: Any) -> JSON:
-    spec = {"driver": DRIVER, "nodeName": name, "devices": list(devices)}
-    spec |= {"pool": {"name": name, "generation": generation, "resourceSliceCount": count}} | more
-    return dra("ResourceSlice", f"{name}-slice{suffix}", spec)
-
-
-def dra(kind: str, name: str, spec: JSON, **more: Any) -> JSON:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec, **more}
-
-
-CLASS = dra("DeviceClass", "gpu", {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]})
-
-
-def claim(name: str = "c", constraints: list[JSON] | None = None, **exactly: Any) -> JSON:
-    request = {"name": "r", "exactly": {"deviceClassName": "gpu", **exactly}}
-    return dra("ResourceClaim", name, {"devices": {"requests": [request], "constraints": constraints or []}})
-
-
-def allocated_claim(
-    name: str, node_name: str, *devices: str, users: tuple[str, ...] = ("holder",), **result: Any
-) -> JSON:
-    results = [{"request": "r", "driver": DRIVER, "pool": node_name, "device": d, **result} for d in devices]
-    node_selector = {
-        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}]
-    }
-    allocation = {
-        "devices": {"results": results},
-        "nodeSelector": node_selector,
-        "allocationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    reserved = [{"resource": "pods", "name": u, "uid": u} for u in users]
-    return claim(name) | {"status": {"allocation": allocation, "reservedFor": reserved}}
+from packages.tools.tests.objects import (
+    CLASS,
+    COUNTERS,
+    DRIVER,
+    LABELLED,
+    MEMORY,
+    allocated_claim,
+    claim,
+    dra,
+    explain_objects,
+    gpu,
+    node,
+    partition,
+    pod,
+    pool,
+)
 
 
 def failed_binding(message: str) -> JSON:
@@ -81,18 +43,6 @@ def failed_binding(message: str) -> JSON:
     return claim_object
 
 
-def pod(*claims: str, name: str = "p", **spec: Any) -> JSON:
-    entries = [{"name": f"e{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
-    container = {"name": "main", "resources": spec.pop("resources", {})}
-    status = spec.pop("status", {"phase": "Pending"})
-    spec |= {"containers": [container], "resourceClaims": entries}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec, "status": status}
-
-
-def explain_objects(*objects: JSON, gaps: tuple[Gap, ...] = (), subject: str = "p") -> Explanation:
-    return explain(Snapshot.of([CLASS, *objects], gaps=gaps), subject)
-
-
 def cpus(amount: str) -> JSON:
     """Returns the fields of a device that is cpus of its node (KEP-5517)."""
     return {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": amount}}}}
@@ -100,11 +50,6 @@ def cpus(amount: str) -> JSON:
 
 SELECTS = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}" && {MEMORY}'}}]}
 UNHEALTHY = {"key": "gpu.example.com/unhealthy", "effect": "NoSchedule"}
-COUNTERS = {"sharedCounters": [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]}
-
-
-def partition(name: str, amount: str) -> JSON:
-    return gpu(name, consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": amount}}}])
 
 
 def shared_device(name: str) -> JSON:
@@ -112,7 +57,6 @@ def shared_device(name: str) -> JSON:
 
 
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
-LABELLED = {"numa": {"int": 1}}
 POD_REASONS = {
     ReasonKind.CLASS_MISSING, ReasonKind.CLAIM_MISSING, ReasonKind.TEMPLATE_MISSING, ReasonKind.ADMIN_LABEL, ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.RESERVATION,
     ReasonKind.BINDING, ReasonKind.TOO_MANY, ReasonKind.GATED, ReasonKind.SCHEDULER_NAME, ReasonKind.NODE_GIVEN, ReasonKind.EXTENDED, ReasonKind.SELECTOR_ERROR,

@@ -9,7 +9,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import ExplanationState, ReasonKind, Snapshot, explain, waiting
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation.grouping import distance
-from packages.tools.tests.explanation.test_explain import (
+from packages.tools.tests.explanation.test_explain_waiting_cluster import cluster
+from packages.tools.tests.objects import (
     COUNTERS,
     allocated_claim,
     claim,
@@ -21,7 +22,6 @@ from packages.tools.tests.explanation.test_explain import (
     pod,
     pool,
 )
-from packages.tools.tests.explanation.test_explain_waiting_cluster import cluster
 
 MODEL = {"selectors": [{"cel": {"expression": 'device.attributes["gpu.example.com"].numa == 1'}}]}
 OTHER = {"numa": {"int": 1}}

@@ -6,17 +6,7 @@ import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Reason, ReasonKind
-from packages.tools.tests.explanation.test_explain import (
-    LABELLED,
-    allocated_claim,
-    claim,
-    dra,
-    explain_objects,
-    gpu,
-    node,
-    pod,
-    pool,
-)
+from packages.tools.tests.objects import LABELLED, allocated_claim, claim, dra, explain_objects, gpu, node, pod, pool
 
 OTHER_POOL = dra(
     "ResourceSlice",

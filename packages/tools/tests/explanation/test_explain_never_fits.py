@@ -10,7 +10,7 @@ from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import ReasonKind
 from dra_tools.commands.explain_text import text
-from packages.tools.tests.explanation.test_explain import (
+from packages.tools.tests.objects import (
     CLASS,
     MEMORY,
     allocated_claim,

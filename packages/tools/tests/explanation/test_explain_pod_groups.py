@@ -13,7 +13,7 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_tools import ExplanationState, ReasonKind, Snapshot, explain, overview, take
-from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
+from packages.tools.tests.objects import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 
 VERSIONS = ("v1alpha2", "v1beta1")
 ENTRY = {"name": "gpu", "resourceClaimTemplateName": "t"}

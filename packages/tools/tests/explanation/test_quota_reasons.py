@@ -13,7 +13,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube.resource import CLAIMS, QUOTAS
 from dra_tools import ReasonKind
-from packages.tools.tests.explanation.test_explain import claim, dra, explain_objects, node, pod
+from packages.tools.tests.objects import claim, dra, explain_objects, node, pod
 from tests.docs.symptoms import event_message
 from tests.helpers import objects
 from tests.helpers.waiting import wait_until

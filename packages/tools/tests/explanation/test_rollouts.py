@@ -6,7 +6,7 @@ import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Explanation, Snapshot, explain
-from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, gpu, node, pod, pool
+from packages.tools.tests.objects import CLASS, allocated_claim, claim, gpu, node, pod, pool
 
 TEXT = "let Deployment train delete its old pod before the new pod starts: strategy Recreate"
 COMMAND = """kubectl patch deployment train -n default --type merge -p '{"spec":{"strategy":{"type":"Recreate","rollingUpdate":null}}}'"""

@@ -17,8 +17,8 @@ from dra_tools import Explanation, ExplanationState, Snapshot, explain
 from dra_tools.commands.explain_text import text
 from dra_tools.files import snapshot_of
 from dra_tools.snapshot import KINDS, Gap, UnreadableObject, read
-from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 from packages.tools.tests.explanation.test_what_if import cluster
+from packages.tools.tests.objects import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 
 UNKNOWN = ExplanationState.UNKNOWN
 DECIDING = ("Node", "DeviceClass", "ResourceSlice", "ResourceClaim", "Pod", "DeviceTaintRule")

@@ -19,7 +19,7 @@ from dra_kubeletplugin.resourceapi.quantity import parse
 from dra_tools import ExplanationState, Snapshot, SuggestedChange, explain, overview, simulate
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation.device_reasons import FREEING
-from packages.tools.tests.explanation.test_explain import CLASS, DRIVER, allocated_claim, claim, dra, node, pod, pool
+from packages.tools.tests.objects import CLASS, DRIVER, allocated_claim, claim, dra, node, pod, pool
 
 EXTENDED = "example.com/gpu"
 AWAY = "node.kubernetes.io/not-ready"

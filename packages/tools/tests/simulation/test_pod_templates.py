@@ -15,8 +15,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import QuestionError
 from dra_tools import Simulation, Snapshot, simulate
-from packages.tools.tests.explanation.test_explain import node
-from packages.tools.tests.simulation.test_simulate import TEMPLATE, cluster
+from packages.tools.tests.objects import TEMPLATE, cluster, node
 from tests.tools.tree import ROOT
 
 CLAIMS = [{"name": "e", "resourceClaimTemplateName": "t"}]

@@ -12,33 +12,21 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import QuestionError
 from dra_tools import ReasonKind, Simulation, Snapshot, explain, simulate
 from dra_tools.commands.explain_text import text
-from packages.tools.tests.explanation.test_explain import (
+from packages.tools.tests.objects import (
     CLASS,
     DRIVER,
+    POD_SPEC,
+    TEMPLATE,
     allocated_claim,
     claim,
+    cluster,
     dra,
     gpu,
     node,
     pod,
     pool,
+    workload,
 )
-
-TEMPLATE = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
-POD_SPEC = {
-    "containers": [{"name": "main", "image": "x"}],
-    "resourceClaims": [{"name": "e", "resourceClaimTemplateName": "t"}],
-}
-
-
-def workload(kind: str, name: str = "w", spec: JSON | None = None, **more: Any) -> JSON:
-    template = {"metadata": {"labels": {"app": name}}, "spec": {**POD_SPEC, **(spec or {})}}
-    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": {"template": template, **more}}
-
-
-def cluster(nodes: int = 2, devices: int = 2) -> list[JSON]:
-    names = [f"n{i}" for i in range(nodes)]
-    return [CLASS, *(node(n) for n in names), *(pool(n, *(gpu(f"g{k}") for k in range(devices))) for n in names)]
 
 
 def run(*manifests: JSON, objects: list[JSON] | None = None, fill: bool = False) -> Simulation:

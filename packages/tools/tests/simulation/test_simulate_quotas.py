@@ -18,8 +18,7 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
 from dra_tools import ReasonKind, Simulation, Snapshot, simulate
 from dra_tools.reader import with_quotas
-from packages.tools.tests.explanation.test_explain import claim
-from packages.tools.tests.simulation.test_simulate import TEMPLATE, cluster, workload
+from packages.tools.tests.objects import TEMPLATE, claim, cluster, workload
 from tests.helpers import objects
 
 DEVICES, CLAIMS = "gpu.deviceclass.resource.k8s.io/devices", "count/resourceclaims.resource.k8s.io"

@@ -11,7 +11,7 @@ from dra_devkit.scheduling.framework.cycle import Cycle
 from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Snapshot, simulate
-from packages.tools.tests.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
+from packages.tools.tests.objects import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 
 _SHARED = dra(
     "ResourceClaim", "shared", {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}

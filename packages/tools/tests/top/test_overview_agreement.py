@@ -13,8 +13,8 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_tools import Explanation, Snapshot, explain, overview, simulate, waiting
 from dra_tools.page import usage_page
 from dra_tools.usage.rows import TAKEN, Overview, PodRow
-from packages.tools.tests.explanation.test_explain import claim, node, pod
 from packages.tools.tests.explanation.test_what_if import EXTENDED, cluster
+from packages.tools.tests.objects import claim, node, pod
 from packages.tools.tests.page.test_usage_page import request
 
 

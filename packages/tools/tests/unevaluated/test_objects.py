@@ -15,7 +15,7 @@ from dra_kubeletplugin.cli import main
 from dra_tools import Explanation, ExplanationState, Snapshot, explain, overview, simulate
 from dra_tools.unevaluated.objects import all_not_evaluated, parts_of_slice, unevaluated_fields, unknown_fields
 from dra_tools.usage.usage import ObjectCache
-from packages.tools.tests.explanation.test_explain import CLASS, claim, dra, gpu, node, pod, pool
+from packages.tools.tests.objects import CLASS, claim, dra, gpu, node, pod, pool
 
 NEW = {"newField": 1}
 NEW_FIELD = "the field spec.devices[0].newField, which is not known here"

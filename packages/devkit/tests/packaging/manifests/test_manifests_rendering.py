@@ -279,7 +279,7 @@ def test_no_overlay_patches_by_position() -> None:
         ),
         (
             {"options": {"API_TIMEOUT": "1ms"}},
-            "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
+            "options.API_TIMEOUT: 0.001s must be at least 0.1s and at most 30 days",
         ),
         ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
         ({"options": {"ON": True}}, 'options.ON: true is not text: write it in quotes, "true"'),

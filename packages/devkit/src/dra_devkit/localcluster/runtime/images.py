@@ -338,6 +338,7 @@ def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
 def _apply_layer(blob: Path, root: Path) -> None:
     """Unpacks one layer over the layers below it. Skips device nodes, because the container runtime creates them."""
     with tarfile.open(blob, "r:*") as layer:
+        layer.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.4 and later
         for member in layer:
             path = PurePosixPath(member.name.lstrip("/"))
             if path.name == _OPAQUE:
@@ -349,7 +350,8 @@ def _apply_layer(blob: Path, root: Path) -> None:
                 target = _inside(root, path.parent) / path.name
                 if not member.isdir() or (target.is_symlink() or not target.is_dir()):
                     _remove(target)
-                layer.extract(member, root, numeric_owner=True, filter="tar")
+                member.name = str(path)
+                layer.extract(member, root, numeric_owner=True)
 
 
 def _inside(root: Path, folder: PurePosixPath) -> Path:
