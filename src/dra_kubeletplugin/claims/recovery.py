@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ..base.text import counted
 from ..cdi.directory import is_uid
 from ..driver import Driver, RecoveredClaim
+from ..driver.attachment import overrides
 from ..driver.calls import Calls
 from ..driver.data import plain_json
 from ..errors import DraError, DriverError, describe, printable
@@ -49,7 +50,7 @@ class Recovery:
             if not await self.store.recovering():
                 self.fault = ""
                 return True
-            if type(self.driver).recover is Driver.recover and (lost := await self.store.damaged()):
+            if not overrides(self.driver, "recover") and (lost := await self.store.damaged()):
                 self._fail(
                     f"the files of {counted(len(lost), 'claim')} were damaged, and the driver has no recover(): no claim is prepared for "
                     f"the first time; when the pods of these claims are gone, run `dra claims forget UID`: {', '.join(lost[:3])}"

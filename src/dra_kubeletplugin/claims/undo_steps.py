@@ -203,10 +203,9 @@ async def run_undo(
         await calls(getattr(driver, name), claim, **data)
 
     jobs = [(f"undo step {printable(s['step'])}", functools.partial(undo, s)) for s in reversed(steps)]
-    if type(driver).unprepare is Driver.unprepare:  # the default method does nothing, so it needs no thread
-        await run_all(jobs)
-    else:
-        await run_all([("unprepare", functools.partial(calls, driver.unprepare, claim)), *jobs])
+    if overrides(driver, "unprepare"):  # the default method does nothing, and would take a thread
+        jobs = [("unprepare", functools.partial(calls, driver.unprepare, claim)), *jobs]
+    await run_all(jobs)
 
 
 async def run_all(jobs: Sequence[tuple[str, Callable[[], Awaitable[object]]]]) -> None:

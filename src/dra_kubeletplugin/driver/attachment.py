@@ -32,9 +32,10 @@ def attach(
     driver._dra_process = process
 
 
-def overrides(driver: Driver, method: str) -> bool:
+def overrides(driver: Driver | type[Driver], method: str) -> bool:
     """Whether the driver's class overrides a method of :class:`Driver`."""
-    return getattr(type(driver), method) is not getattr(Driver, method)
+    cls = driver if isinstance(driver, type) else type(driver)
+    return getattr(cls, method) is not getattr(Driver, method)
 
 
 def reports_health(driver: Driver) -> bool:

@@ -22,9 +22,8 @@ from .credentials import Credentials, bearer
 from .tls import Tls
 
 log = logging.getLogger(__name__)
-_EXPIRY_MARGIN = (
-    300.0  # credentials are renewed this number of seconds before they expire, but not before half of their lifetime
-)
+# Credentials are renewed this number of seconds before they expire, but not before half of their lifetime.
+_EXPIRY_MARGIN = 300.0
 
 
 class _Variable(msgspec.Struct):

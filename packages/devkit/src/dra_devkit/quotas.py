@@ -17,9 +17,8 @@ Amounts = dict[str, Quantity]
 ExtendedName = Callable[[str], str]
 """Returns the extended resource name of a DeviceClass; empty if it has none."""
 PODS, CLAIMS = "pods", "resourceclaims.resource.k8s.io"
-_ALL_DEVICES = (
-    32  # the number that counts for a request with the mode "All": the maximum number of results in an allocation
-)
+# The number that counts for a request with the mode "All": the maximum number of results in an allocation.
+_ALL_DEVICES = 32
 _EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
 # Kinds that count under their plural name, in addition to the name with the prefix count/.
 _COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")
@@ -80,8 +79,7 @@ class QuotaUse:
     def add(self, kind: str, obj: ReadOnlyJSON) -> None:
         """Counts a new object."""
         for _, used in self._applying(kind, obj):
-            for name, amount in charges(kind, obj, self._extended_name).items():
-                used[name] = used.get(name, Quantity(0)) + amount
+            _add(used, charges(kind, obj, self._extended_name))
 
     def remove(self, kind: str, obj: ReadOnlyJSON) -> None:
         """Undoes :meth:`add`."""
@@ -126,15 +124,15 @@ def exceeded(quota: ReadOnlyJSON, used: Amounts, additional: Amounts) -> list[Ex
 
 def charges(kind: str, obj: ReadOnlyJSON, extended_name: ExtendedName) -> Amounts:
     """Returns the amounts that an object uses of quotas."""
-    if kind == PODS and (obj.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
-        return {f"count/{kind}": Quantity(1)}
     out: Amounts = {f"count/{kind}": Quantity(1)}
+    if kind == PODS and (obj.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
+        return out
     if kind in _COUNTED:
         out[kind] = Quantity(1)
     if kind == PODS:
-        add(out, _pod(obj.get("spec") or {}))
+        _add(out, _pod(obj.get("spec") or {}))
     elif kind == CLAIMS:
-        add(out, _claim(obj, extended_name))
+        _add(out, _claim(obj, extended_name))
     elif kind == "services":
         service = (obj.get("spec") or {}).get("type")
         if service in {"NodePort", "LoadBalancer"}:
@@ -178,16 +176,16 @@ def _pod(spec: Mapping[str, Any]) -> Amounts:
     for field in ("requests", "limits"):
         running: Amounts = {}
         for container in spec.get("containers") or ():
-            add(running, amounts_of((container.get("resources") or {}).get(field)))
+            _add(running, amounts_of((container.get("resources") or {}).get(field)))
         for container in spec.get("initContainers") or ():
             own = amounts_of((container.get("resources") or {}).get(field))
             if container.get("restartPolicy") == "Always":
-                add(running, own)
+                _add(running, own)
                 continue
             for name, amount in own.items():
                 running[name] = max(running.get(name, amount), amount)
         if running:
-            add(running, amounts_of(spec.get("overhead")))
+            _add(running, amounts_of(spec.get("overhead")))
         for name, amount in running.items():
             if field == "requests" and (name in _COMPUTE or name.startswith("hugepages-")):
                 out[name] = amount
@@ -223,7 +221,7 @@ def applies(quota: ReadOnlyJSON, kind: str, obj: ReadOnlyJSON) -> bool:
     terms += (spec.get("scopeSelector") or {}).get("matchExpressions") or []
     if not terms:
         return True
-    return kind == "pods" and all(_matches(t, obj.get("spec") or {}, obj.get("status") or {}) for t in terms)
+    return kind == PODS and all(_matches(t, obj.get("spec") or {}, obj.get("status") or {}) for t in terms)
 
 
 def _matches(term: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
@@ -252,6 +250,6 @@ def amounts_of(texts: Any) -> Amounts:
     return out
 
 
-def add(out: Amounts, additional: Mapping[str, Quantity]) -> None:
+def _add(out: Amounts, additional: Mapping[str, Quantity]) -> None:
     for name, amount in additional.items():
         out[name] = out.get(name, Quantity(0)) + amount

@@ -70,9 +70,8 @@ class Session(ClientConnection):
                     with contextlib.suppress(Exception, asyncio.CancelledError):
                         async with asyncio.timeout(_CLOSE_TIMEOUT):
                             await self.writer.wait_closed()
-                with contextlib.suppress(
-                    AttributeError
-                ):  # Python before 3.11.4: a closed TLS transport has lost its protocol
+                # Python before 3.11.4: a closed TLS transport has lost its protocol
+                with contextlib.suppress(AttributeError):
                     transport.abort()
 
     async def _serve_or_refuse(self) -> None:

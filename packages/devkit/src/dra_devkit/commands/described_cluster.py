@@ -14,6 +14,7 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices.pack import pack
 from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields
 from dra_kubeletplugin.driver import Driver, Role, attach, make
+from dra_kubeletplugin.driver.attachment import overrides
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.resourceapi.quantity import QuantityError, parse
@@ -107,7 +108,7 @@ def cluster_of(
                 for cls in drivers.values():
                     objects += _slices(cls, of_node, Role.NODE, notes)
     for cls in drivers.values():
-        if cls.pools is not Driver.pools:
+        if overrides(cls, "pools"):
             objects += _slices(cls, settings, Role.CONTROLLER, notes)
     return objects, notes
 

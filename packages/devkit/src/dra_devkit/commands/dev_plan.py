@@ -18,6 +18,7 @@ from dra_kubeletplugin.cli.shell.driver_options import given_own
 from dra_kubeletplugin.cli.shell.exit_handling import report
 from dra_kubeletplugin.cli.shell.options import given
 from dra_kubeletplugin.driver import Driver, as_flags, check, load_driver, read_options
+from dra_kubeletplugin.driver.attachment import overrides
 from dra_kubeletplugin.errors import DriverError, SettingsError
 
 from ..kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
@@ -223,7 +224,7 @@ def _plugin(
     flags = _flags(Settings, options, OWN_SETTINGS | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
         flags += ["--health-interval", _HEALTH_INTERVAL]
-    health = driver.health is not Driver.health
+    health = overrides(driver, "health")
     return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
 
 

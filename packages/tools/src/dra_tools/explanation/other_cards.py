@@ -121,10 +121,10 @@ class _Cards:
     @cached_property
     def _held(self) -> set[_Card]:
         """The cards of which other claims hold devices."""
-        own = {str(c["metadata"]["uid"]) for c in self.claims}
-        return self._cards_of(
-            i for i in self.devices if any(c["metadata"]["uid"] not in own for c in self.view.holders(i))
-        )
+        return self._cards_of(i for i in self.devices if not all(map(self._is_own, self.view.holders(i))))
+
+    def _is_own(self, claim: JSON) -> bool:
+        return claim["metadata"]["uid"] in {c["metadata"]["uid"] for c in self.claims}
 
     @cached_property
     def blocked(self) -> list[tuple[JSON, JSON]]:
@@ -149,10 +149,7 @@ class _Cards:
                 ids = ((DeviceId(driver, pool, d["name"]), d) for d in s["spec"]["devices"] or [])
                 s = {**s, "spec": {**s["spec"], "devices": [d for i, d in ids if used.isdisjoint(self.cards(i, d))]}}
             slices.append(s)
-        own = {str(c["metadata"]["uid"]) for c in self.claims}
-        open_claims = tuple(
-            _open(c) if str(c["metadata"]["uid"]) in own else c for c in self.view.claims if c is not of_resources
-        )
+        open_claims = tuple(_open(c) if self._is_own(c) else c for c in self.view.claims if c is not of_resources)
         return replace(self.view.snapshot, slices=tuple(slices), claims=open_claims)
 
     def selector(self, wanted: set[DeviceId]) -> str:

@@ -170,9 +170,9 @@ def _exceeds_pod(spec: ReadOnlyJSON, entries: Sequence[ReadOnlyJSON]) -> str:
                 covered = f"the aggregated container and node-allocatable DRA {kind}s"
                 return f"pod level {kind} for {name} is insufficient to cover {covered}"
     limits = of_pod.get("limits") or {}
-    for container in (
-        spec["containers"] if not any(e.get("resources") for e in entries) else ()
-    ):  # 1.36 has no such check
+    if any(e.get("resources") for e in entries):  # 1.36 has no further check
+        return ""
+    for container in spec["containers"]:
         own = [used_by_claim(e, 1) for e in entries if container["name"] in e["containers"]]
         for name, limit in ((container.get("resources") or {}).get("limits") or {}).items():
             wanted = amount_of(name, limit) + sum(used.get(name, 0) for used in own)
