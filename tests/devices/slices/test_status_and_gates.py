@@ -264,6 +264,7 @@ async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_p
         assert set(held) == {(f"{name}/nic", "nic")}
 
 
+@pytest.mark.gates("DRAPartitionableDevices")
 async def test_devices_that_the_driver_withdrew_are_published_when_the_gate_is_on_again() -> None:
     async with node_with(Split) as node:
         name, faults = node.cluster.node.name, node.cluster.api.injected_faults
