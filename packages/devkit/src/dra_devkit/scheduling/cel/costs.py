@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .declarations import ORDERED
 from .values import CelError, Format, Optional, size_of, type_of
 
 LIST_CREATE, MAP_CREATE = 10, 30
@@ -196,16 +197,7 @@ _BY_OVERLOAD: dict[str, Rule] = {
     **{f"_{op}_({t}, {t})": _smaller for op in ("<", "<=", ">", ">=") for t in ("string", "bytes")},
     **{
         rule: _self_compared(i)
-        for t in (
-            "int",
-            "uint",
-            "double",
-            "bool",
-            "google.protobuf.Duration",
-            "google.protobuf.Timestamp",
-            "string",
-            "bytes",
-        )
+        for t in ORDERED
         for i, rule in enumerate((f"list({t}).sort()", f"list(A).@sortByAssociatedKeys(list({t}))"))
     },
 }

@@ -215,11 +215,12 @@ format.labelValue() -> kubernetes.NamedFormat
 format.uuid() -> kubernetes.NamedFormat
 kubernetes.NamedFormat.validate(string) -> optional_type(list(string))
 """
-_NUMBERS = ("int", "uint", "double")
-_ORDERED = ("bool", "string", "bytes", "google.protobuf.Timestamp", "google.protobuf.Duration")
-_SUMMED = (*_NUMBERS, "google.protobuf.Duration")
-_OF_TIME = ("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear")
+NUMBERS = ("int", "uint", "double")
+ORDERED = (*NUMBERS, "bool", "string", "bytes", "google.protobuf.Timestamp", "google.protobuf.Duration")
+"""The types whose values can be compared with each other, and sorted."""
+_SUMMED = (*NUMBERS, "google.protobuf.Duration")
 _OF_DAY = ("getHours", "getMinutes", "getSeconds", "getMilliseconds")
+PARTS_OF_TIMES = ("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", *_OF_DAY)
 # Types that expressions may use as values.
 TYPE_NAMES = (
     "bool",
@@ -307,13 +308,13 @@ def overloads(lines: Iterable[str]) -> dict[str, list[Overload]]:
 def _table() -> dict[str, list[Overload]]:
     lines = _TEXT.strip().splitlines()
     for op in ("<", "<=", ">", ">="):
-        lines += [f"_{op}_({a}, {b}) -> bool" for a in _NUMBERS for b in _NUMBERS]
-        lines += [f"_{op}_({a}, {a}) -> bool" for a in _ORDERED]
-    for t in (*_NUMBERS, *_ORDERED):
+        lines += [f"_{op}_({a}, {b}) -> bool" for a in NUMBERS for b in NUMBERS]
+        lines += [f"_{op}_({a}, {a}) -> bool" for a in ORDERED if a not in NUMBERS]
+    for t in ORDERED:
         lines += [f"list({t}).isSorted() -> bool", f"list({t}).min() -> {t}", f"list({t}).max() -> {t}"]
         lines += [f"list({t}).sort() -> list({t})", f"list(A).@sortByAssociatedKeys(list({t})) -> list(A)"]
     lines += [f"list({t}).sum() -> {t}" for t in _SUMMED]
-    for part in (*_OF_TIME, *_OF_DAY):
+    for part in PARTS_OF_TIMES:
         lines += [f"google.protobuf.Timestamp.{part}({zone}) -> int" for zone in ("", "string")]
     lines += [f"google.protobuf.Duration.{part}() -> int" for part in _OF_DAY]
     return overloads(lines)

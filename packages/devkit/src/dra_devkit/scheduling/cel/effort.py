@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .declarations import PARTS_OF_TIMES
 from .patterns import compilations, regex
 from .values import Optional
 
@@ -150,18 +151,6 @@ def _in_zone(args: Sequence[Any]) -> int:
     return _ZONE if len(args) > 1 else 0
 
 
-_TIME_PARTS = (
-    "getFullYear",
-    "getMonth",
-    "getDate",
-    "getDayOfMonth",
-    "getDayOfWeek",
-    "getDayOfYear",
-    "getHours",
-    "getMinutes",
-    "getSeconds",
-    "getMilliseconds",
-)
 _RULES: dict[str, Rule] = {
     "_+_": _joined_lists,
     "cel.@mapInsert": _inserted,
@@ -189,7 +178,7 @@ _RULES: dict[str, Rule] = {
     "findAll": _matched,
     "validate": _read(1),
     **dict.fromkeys(("duration", "timestamp", "double", "int", "uint"), _read(0)),
-    **dict.fromkeys(_TIME_PARTS, _in_zone),
+    **dict.fromkeys(PARTS_OF_TIMES, _in_zone),
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from . import costs
 from .ast import CallExpr, Expr, Literal
+from .declarations import ORDERED
 from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, WRAP, Range, capped, fixed
 
 if TYPE_CHECKING:
@@ -248,16 +249,7 @@ _RULES: dict[str, _Rule] = {
     "includes": lambda e, n: (fixed(MAX_LIST), None),
     **{
         rule: _sorted(2.1 if t in {"string", "bytes"} else 2, by=by)
-        for t in (
-            "int",
-            "uint",
-            "double",
-            "bool",
-            "google.protobuf.Duration",
-            "google.protobuf.Timestamp",
-            "string",
-            "bytes",
-        )
+        for t in ORDERED
         for by, rule in ((False, f"list({t}).sort()"), (True, f"list(A).@sortByAssociatedKeys(list({t}))"))
     },
 }

@@ -48,12 +48,7 @@ def _merged(values: Iterable[Range]) -> Range:
     return out or NOTHING
 
 
-_DEVICE: dict[tuple[str, ...], int] = {
-    ("device",): UNBOUNDED,
-    ("device", "driver"): MAX_DRIVER,
-    ("device", "attributes"): MAX_ENTRIES,
-    ("device", "capacity"): MAX_ENTRIES,
-}
+_DEVICE: dict[tuple[str, ...], int] = {("device",): UNBOUNDED, ("device", "driver"): MAX_DRIVER}
 
 
 def _device_size(path: tuple[str, ...]) -> int | None:

@@ -13,6 +13,8 @@ from typing import Any
 from .values import CelError, Duration, Timestamp, Type, is_number, show_scalar, type_of
 
 _KINDS = "sdfebxXo"
+SHOWN = "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps"
+"""The values that a string clause can show, in messages."""
 _DIGITS = 6  # decimal places of a clause without precision
 _PRECISION_DIGITS = 18  # Go parses the precision as a 64-bit integer
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
@@ -164,9 +166,7 @@ def show(v: Any) -> str:
         return "null"
     if isinstance(v, (bool, str, bytes, Type, Timestamp, Duration)) or is_number(v):
         return show_scalar(v)
-    raise _type_error(
-        "string", "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps", v
-    )
+    raise _type_error("string", SHOWN, v)
 
 
 def _quoted(v: Any) -> str:

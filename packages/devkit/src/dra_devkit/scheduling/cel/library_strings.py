@@ -9,6 +9,8 @@ from .patterns import Pattern, regex
 from .registry import FUNCTIONS, define, need
 from .values import CelError, same
 
+GO_ESCAPES = {c: f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
+"""The characters that a quoted string of Go escapes."""
 _SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
@@ -103,18 +105,7 @@ def join(a: Any, separator: Any = "") -> str:
 
 @define("strings.quote")
 def quote(a: Any) -> str:
-    table = {
-        "\a": "\\a",
-        "\b": "\\b",
-        "\f": "\\f",
-        "\n": "\\n",
-        "\r": "\\r",
-        "\t": "\\t",
-        "\v": "\\v",
-        "\\": "\\\\",
-        '"': '\\"',
-    }
-    return '"' + "".join(table.get(c, c) for c in need(a, str)) + '"'
+    return '"' + "".join(GO_ESCAPES.get(c, c) for c in need(a, str)) + '"'
 
 
 FUNCTIONS["format"] = lambda a, args: render(need(a, str), need(args, list))

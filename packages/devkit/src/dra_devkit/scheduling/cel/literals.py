@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from .ast import CallExpr, Expr, ListExpr, Literal, MapExpr, children
-from .formatting import Clause, FormatError, clauses
+from .declarations import ORDERED
+from .formatting import SHOWN, Clause, FormatError, clauses
 from .library import parse_duration, parse_timestamp, regex
 from .values import Type
 
@@ -18,23 +19,10 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "duration": parse_duration,
     "timestamp": parse_timestamp,
 }
-_NUMBERS = ("int", "uint", "double")
-_TEXTUAL = (
-    *_NUMBERS,
-    "bool",
-    "string",
-    "bytes",
-    "list",
-    "map",
-    "type",
-    "null_type",
-    "google.protobuf.Duration",
-    "google.protobuf.Timestamp",
-)
-_TEXTUAL_LISTED = "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps"
+_TEXTUAL = (*ORDERED, "list", "map", "type", "null_type")
 _HEX = ("int", "uint", "string", "bytes")
 _CLAUSES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "s": ("string", _TEXTUAL, _TEXTUAL_LISTED),
+    "s": ("string", _TEXTUAL, SHOWN),
     "d": ("decimal", ("int", "uint"), "integers"),
     "f": ("fixed-point", ("double", "string"), "doubles"),
     "e": ("scientific", ("double", "string"), "doubles"),

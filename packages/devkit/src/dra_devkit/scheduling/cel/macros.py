@@ -29,39 +29,17 @@ def expand(source: Source, name: str, target: Expr | None, args: list[Expr], pos
             return Select(arg.operand, arg.field, test=True, pos=pos)
         return None
     if name == "bind" and isinstance(target, Ident) and target.name == "cel" and len(args) == 3:
-        variable = _name(source, args[0])
-        return Fold(
-            ListExpr([], [], pos=pos),
-            "#unused",
-            None,
-            variable,
-            args[1],
-            Literal(False, pos=pos),
-            Ident(variable, pos=pos),
-            args[2],
-            pos=pos,
-        )
+        return _bind(_name(source, args[0]), args[1], args[2], pos)
     if name in {"optMap", "optFlatMap"} and len(args) == 2:
         variable = _name(source, args[0])
         value = CallExpr("value", copy.deepcopy(target), [], pos=pos)
-        bound = Fold(
-            ListExpr([], [], pos=pos),
-            "#unused",
-            None,
-            variable,
-            value,
-            Literal(False, pos=pos),
-            Ident(variable, pos=pos),
-            args[1],
-            pos=pos,
-        )
-        inner: Expr = CallExpr("optional.of", None, [bound], pos=pos) if name == "optMap" else bound
+        inner: Expr = _bind(variable, value, args[1], pos)
+        if name == "optMap":
+            inner = CallExpr("optional.of", None, [inner], pos=pos)
         empty = CallExpr("optional.none", None, [], pos=pos)
         return CallExpr("_?_:_", None, [CallExpr("hasValue", target, [], pos=pos), inner, empty], pos=pos)
     if name in {"all", "exists", "exists_one", "existsOne"} and len(args) in {2, 3}:
-        if (name == "existsOne") and len(args) == 2:
-            name = "exists_one"
-        return _quantifier(source, name.replace("existsOne", "exists_one"), target, args, pos)
+        return _quantifier(source, name, target, args, pos)
     if name in {"map", "filter"} and len(args) in {2, 3} and not (name == "filter" and len(args) == 3):
         return _collect(source, name, target, args, pos)
     if name in {"transformList", "transformMap", "transformMapEntry"} and len(args) in {3, 4}:
@@ -69,18 +47,14 @@ def expand(source: Source, name: str, target: Expr | None, args: list[Expr], pos
     if name == "sortBy" and len(args) == 2 and not isinstance(target, (Literal, MapExpr)):
         keys = _collect(source, "map", Ident(_SORTED, pos=pos), args, pos)
         ordered = CallExpr("@sortByAssociatedKeys", Ident(_SORTED, pos=pos), [keys], pos=pos)
-        return Fold(
-            ListExpr([], [], pos=pos),
-            "#unused",
-            None,
-            _SORTED,
-            target,
-            Literal(False, pos=pos),
-            Ident(_SORTED, pos=pos),
-            ordered,
-            pos=pos,
-        )
+        return _bind(_SORTED, target, ordered, pos)
     return None
+
+
+def _bind(variable: str, value: Expr, result: Expr, pos: int) -> Expr:
+    """Returns ``result`` with a variable: a comprehension over no elements, whose accumulator is the variable."""
+    empty, never = ListExpr([], [], pos=pos), Literal(False, pos=pos)
+    return Fold(empty, "#unused", None, variable, value, never, Ident(variable, pos=pos), result, pos=pos)
 
 
 def _quantifier(source: Source, name: str, target: Expr, args: list[Expr], pos: int) -> Expr:

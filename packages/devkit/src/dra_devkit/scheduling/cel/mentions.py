@@ -10,8 +10,9 @@ from .lexer import Source
 from .parser import Parser
 from .values import CompileError
 
-_INDEXES = {"_[_]", "_[?_]"}
-_DEVICE = "device"
+Path = tuple[str, ...]  # the keys from ``device`` to the value that is read
+_KINDS = ("attributes", "capacity")
+_MAPS = 2  # a path of at most this length leads to a map: ``device.attributes``, or its map for one domain
 
 
 class Mention(NamedTuple):
@@ -22,16 +23,6 @@ class Mention(NamedTuple):
     name: str
 
 
-def mentions(expression: str) -> list[Mention]:
-    """Returns the mentions in text order, each once; empty for text that cannot be parsed."""
-    try:
-        found = list(_within(Parser(Source(expression)).parse()))
-    except (CompileError, RecursionError):
-        return []
-    named = {(m.kind, m.domain) for m in found if m.name}
-    return list(dict.fromkeys(m for m in found if m.name or (m.kind, m.domain) not in named))
-
-
 class FieldOfValue(NamedTuple):
     """A field that a selector reads from the value of an attribute or capacity, such as ``.bool``; values have no fields."""
 
@@ -39,23 +30,18 @@ class FieldOfValue(NamedTuple):
     field: str
 
 
+def mentions(expression: str) -> list[Mention]:
+    """Returns the mentions in text order, each once; empty for text that cannot be parsed."""
+    paths = [p for _, p in _paths(expression) if p and p[0] in _KINDS]
+    named = {p[:2] for p in paths if len(p) == 3}
+    found = (Mention(*p, *[""] * (3 - len(p))) for p in paths if len(p) == 3 or (len(p) == 2 and p not in named))
+    return list(dict.fromkeys(found))
+
+
 def fields_of_values(expression: str) -> list[FieldOfValue]:
     """Returns the fields in text order; empty for text that cannot be parsed."""
-    try:
-        return list(dict.fromkeys(_fields_within(Parser(Source(expression)).parse())))
-    except (CompileError, RecursionError):
-        return []
-
-
-def _fields_within(node: Expr) -> Iterator[FieldOfValue]:
-    for child in children(node):
-        yield from _fields_within(child)
-    if (
-        isinstance(node, Select)
-        and (step := _step(node.operand)) is not None
-        and (domain := _domain(step[0])) is not None
-    ):
-        yield FieldOfValue(Mention(*domain, step[1]), node.field)
+    paths = (p for node, p in _paths(expression) if p and isinstance(node, Select) and len(p) == 4 and p[0] in _KINDS)
+    return list(dict.fromkeys(FieldOfValue(Mention(*p[:3]), p[3]) for p in paths))
 
 
 def named_attributes(expression: str) -> frozenset[str] | None:
@@ -76,52 +62,43 @@ class _AnyAttribute(Exception):
 
 def _read(node: Expr) -> Iterator[str]:
     """Yields the names of attributes. Raises :class:`_AnyAttribute`."""
-    step = _step(node)
-    if step is not None and (domain := _domain(step[0])) is not None:
-        if domain[0] == "attributes":
-            yield from (step[1], f"{domain[1]}/{step[1]}")
-        return
-    if isinstance(node, Select) and isinstance(node.operand, Ident) and node.operand.name == _DEVICE:
-        if node.field == "attributes":
+    match path_of(node):
+        case None:
+            for child in children(node):
+                yield from _read(child)
+        case ("attributes", domain, name, *_):
+            yield from (name, f"{domain}/{name}")
+        case () | ("attributes", *_):
             raise _AnyAttribute
-        return
-    if isinstance(node, Ident) and node.name == _DEVICE:
-        raise _AnyAttribute
-    for child in children(node):
-        yield from _read(child)
 
 
-def _within(node: Expr) -> Iterator[Mention]:
-    for child in children(node):
-        yield from _within(child)
-    if (domain := _domain(node)) is not None:
-        yield Mention(*domain, "")
-        return
-    step = _step(node)
-    if step is not None and (domain := _domain(step[0])) is not None:
-        yield Mention(*domain, step[1])
+def _paths(expression: str) -> list[tuple[Expr, Path | None]]:
+    """Returns each node with its path, children first; empty for text that cannot be parsed."""
+
+    def walk(node: Expr) -> Iterator[tuple[Expr, Path | None]]:
+        for child in children(node):
+            yield from walk(child)
+        yield node, path_of(node)
+
+    try:
+        return list(walk(Parser(Source(expression)).parse()))
+    except (CompileError, RecursionError):
+        return []
 
 
-def _domain(node: Expr) -> tuple[str, str] | None:
-    """Returns kind and domain for a node such as ``device.attributes["domain"]``; None for other nodes."""
-    step = _step(node)
-    if step is None or not isinstance(step[0], Select):
-        return None
-    kind = step[0]
-    of_device = isinstance(kind.operand, Ident) and kind.operand.name == _DEVICE
-    return (kind.field, step[1]) if of_device and kind.field in {"attributes", "capacity"} else None
-
-
-def _step(node: Expr) -> tuple[Expr, str] | None:
-    """Splits a field selection, an index with a constant key, or an ``in`` test into its operand and its key."""
-    if isinstance(node, Select):
-        return node.operand, node.field
-    if isinstance(node, CallExpr) and node.function in _INDEXES:
-        of, index = node.operands()
-        if isinstance(index, Literal) and isinstance(index.value, str):
-            return of, index.value
-    if isinstance(node, CallExpr) and node.function in {"@in", "_in_"}:
-        name, of = node.operands()
-        if isinstance(name, Literal) and isinstance(name.value, str):
-            return of, name.value
-    return None
+def path_of(node: Expr) -> Path | None:
+    """Returns the path of a chain of fields and constant keys; None if it does not begin at the device."""
+    match node:
+        case Ident(name="device"):
+            return ()
+        case Select(operand=inner, field=key):
+            before = path_of(inner)
+        case CallExpr(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
+            before = path_of(inner)
+        case CallExpr(function="@in", args=[Literal(value=str() as key), inner]):
+            before = path_of(inner)
+            if before is None or len(before) > _MAPS:  # a list, which has no keys
+                return None
+        case _:
+            return None
+    return None if before is None else (*before, key)

@@ -15,16 +15,15 @@ from typing import Any
 
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 
-from .ast import CallExpr, Expr, Ident, Literal, Select, children
+from .ast import Expr, children
 from .lexer import Source, Token, tokenize
+from .mentions import Path, path_of
 from .parser import Parser
 from .selector import Device, Selector, compile_selector
 from .values import CelError, CompileError
 
-Path = tuple[str, ...]  # the keys from ``device`` to the value that is read
 _OPEN, _CLOSE = {"(", "[", "{"}, {")", "]", "}"}
 _SHOWN = 5  # the number of entries of a map or list that a text contains
-_MAPS = 2  # a path of at most this length leads to a map: ``device.attributes``, or its map for one domain
 
 
 @dataclass(frozen=True)
@@ -144,30 +143,12 @@ def _paths(expression: str) -> tuple[Path, ...]:
 
 
 def _reads(node: Expr) -> Iterator[Path]:
-    path = _path(node)
+    path = path_of(node)
     if path:
         yield path
         return
     for child in children(node):
         yield from _reads(child)
-
-
-def _path(node: Expr) -> Path | None:
-    """Returns the path of a chain of fields and constant keys; None if it does not begin at the device."""
-    match node:
-        case Ident(name="device"):
-            return ()
-        case Select(operand=inner, field=key):
-            before = _path(inner)
-        case CallExpr(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
-            before = _path(inner)
-        case CallExpr(function="@in", args=[Literal(value=str() as key), inner]):
-            before = _path(inner)
-            if before is None or len(before) > _MAPS:  # a list, which has no keys
-                return None
-        case _:
-            return None
-    return None if before is None else (*before, key)
 
 
 def _values(paths: tuple[Path, ...], device: Device) -> tuple[tuple[str, str], ...]:

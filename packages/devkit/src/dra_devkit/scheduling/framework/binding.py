@@ -13,9 +13,10 @@ from enum import Enum
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.allocation import results_of
 
+from ..cel.library_strings import GO_ESCAPES
+
 TIMEOUT = 600.0  # seconds after the allocation
 TIMED_OUT = "device binding timeout"
-_ESCAPES = {c: f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
 
 
 class Readiness(Enum):
@@ -82,7 +83,7 @@ def _since(stamp: str | None) -> float:
 
 def _quoted(text: str) -> str:
     """Quotes a text as Go's ``%q`` does."""
-    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escaped(ord(c))) for c in text) + '"'
+    return '"' + "".join(GO_ESCAPES.get(c) or (c if c.isprintable() else _escaped(ord(c))) for c in text) + '"'
 
 
 def _escaped(code: int) -> str:
