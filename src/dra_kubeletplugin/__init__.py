@@ -5,8 +5,9 @@ About ten names are enough for a first driver; the docstrings of :class:`Driver`
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from .base.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
@@ -40,33 +41,23 @@ if TYPE_CHECKING:
     from .resourceapi.types import CounterSet, Device, Taint
     from .resourceapi.version import Version
 
-_NAMES = {
-    ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
-    ".driver": "AllocatedDevice BoundClaim BoundDevice Check Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
-    "PreparedDevice RecoveredClaim Role SharedStep",
-    ".errors": "DraError PermanentError RetryableError",
-    ".host": "Host PciFunction",
-    ".resourceapi.amounts": "Capacity NodeResource RequestPolicy",
-    ".resourceapi.gated_fields": "Gate",
-    ".resourceapi.partitions": "Partition Partitioned Profile partitions",
-    ".resourceapi.pools": "Nodes Pool",
-    ".resourceapi.quantity": "Quantity",
-    ".resourceapi.types": "CounterSet Device Taint",
-    ".resourceapi.version": "Version",
-}
-"""The module of each public name. Names are imported on first access, so that a program imports only the modules that it uses."""
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = {home.split(".")[1] for home in _NAMES}  # `dra_kubeletplugin.errors` needs no separate import
-
-
-def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = found
-    return found
+__getattr__ = lazy_names(
+    __name__,
+    {
+        ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
+        ".driver": "AllocatedDevice BoundClaim BoundDevice Check Claim Condition Config DeviceStatus Driver Health NetworkData "
+        "PreparedClaim PreparedDevice RecoveredClaim Role SharedStep",
+        ".errors": "DraError PermanentError RetryableError",
+        ".host": "Host PciFunction",
+        ".resourceapi.amounts": "Capacity NodeResource RequestPolicy",
+        ".resourceapi.gated_fields": "Gate",
+        ".resourceapi.partitions": "Partition Partitioned Profile partitions",
+        ".resourceapi.pools": "Nodes Pool",
+        ".resourceapi.quantity": "Quantity",
+        ".resourceapi.types": "CounterSet Device Taint",
+        ".resourceapi.version": "Version",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -150,6 +150,16 @@ def test_a_command_loads_only_its_own_package() -> None:
     assert done.stdout == "True False\n"
 
 
+def test_the_help_of_all_commands_loads_none_of_their_libraries() -> None:
+    script = (
+        "import sys; from dra_kubeletplugin.cli import main; main(['--help']); "
+        "print([m for m in ('asyncio', 'msgspec', 'grpc', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "conformance" in done.stdout
+    assert done.stdout.endswith("\n[]\n")
+
+
 # --- arguments in any order --------------------------------------------------------------------------------
 
 

@@ -10,8 +10,9 @@ async def test_a_pod_gets_its_fpga():
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from dra_kubeletplugin.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ..localcluster.kubelet import Timers
@@ -34,29 +35,22 @@ if TYPE_CHECKING:
     from .pods import claim, device_class, pod, template
     from .published import Published, PublishedDevice, PublishedError
 
-_NAMES = {
-    "..localcluster.kubelet": "Timers",
-    ".api": "AsyncApi FaultError",
-    ".claims": "ClaimSpec DistinctAttribute FirstAvailable MatchAttribute OpaqueConfig Request SubRequest Toleration",
-    ".cluster": "controller_on plugin_on",
-    ".events": "Event PodError",
-    ".facade": "Api Cluster Kubelet Node",
-    ".node": "DriverNode node_with on_node",
-    ".oci": "env_of oci_of",
-    ".pods": "claim device_class pod template",
-    ".published": "Published PublishedDevice PublishedError",
-}
-"""The public names of each module. A module is imported when one of its names is first used, because pytest loads this package
-for its fixtures in every project."""
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = found
-    return found
+# pytest loads this package for its fixtures in every project.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "..localcluster.kubelet": "Timers",
+        ".api": "AsyncApi FaultError",
+        ".claims": "ClaimSpec DistinctAttribute FirstAvailable MatchAttribute OpaqueConfig Request SubRequest Toleration",
+        ".cluster": "controller_on plugin_on",
+        ".events": "Event PodError",
+        ".facade": "Api Cluster Kubelet Node",
+        ".node": "DriverNode node_with on_node",
+        ".oci": "env_of oci_of",
+        ".pods": "claim device_class pod template",
+        ".published": "Published PublishedDevice PublishedError",
+    },
+)
 
 
 def __dir__() -> list[str]:
