@@ -98,6 +98,16 @@ def test_claims_on_nodes_with_equal_devices_are_separate_examples() -> None:
     assert len({e.detail for e in reason.examples}) == 3
 
 
+def test_lists_with_a_common_item_differ_from_lists_without_one() -> None:
+    objects = [device_class(), claim("c", [request(2)], [{"matchAttribute": f"{DRIVER}/links"}]), pod("c")]
+    for name, other in (("n-0", "z"), ("n-1", "b")):
+        devices = [device(name, 0, "small"), device(name, 1, "small")]
+        for one, links in zip(devices, (["a", "b"], [other, "c"]), strict=True):
+            one["attributes"]["links"] = {"strings": links}
+        objects += [node(name), *slices(name, devices, [])]
+    assert explain(Snapshot.of(objects), "p").nodes == ("n-1",)
+
+
 def test_equal_taints_of_a_rule_and_of_the_driver_are_separate_reasons() -> None:
     taint = {"key": "a", "effect": "NoSchedule"}
     rule = {

@@ -7,7 +7,6 @@ in the number of devices that claims hold.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,31 +22,12 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 from ..scheduler_view import SchedulerView
 from ..taints import RULE
 
-# A device: its content without names and attributes, whether a claim holds it, and its consumed capacity.
-_DeviceContent = tuple[bytes, bool, str]
 _NAMES = {"name", "attributes", "taints", "consumesCounters"}  # fields of a device that are compared in another form
 _NO_ATTRIBUTES: ReadOnlyJSON = {}
-
-
-@dataclass(frozen=True, slots=True)
-class _PoolContent:
-    """A pool without names: its driver, the totals of its counters, and each device with its attributes."""
-
-    driver: str
-    totals: bytes
-    devices: Sequence[tuple[_DeviceContent, ReadOnlyJSON]]
-
-    def key(self, names: Sequence[str] | None) -> tuple[Any, ...]:
-        """Returns a key. Pools with equal devices have equal keys. Only the attributes ``names`` are compared; None compares all."""
-        if names is None:
-            found = [(content, msgspec.json.encode(attributes, order="sorted")) for content, attributes in self.devices]
-            return self.driver, self.totals, tuple(sorted(found))
-        encode = msgspec.json.encode
-        values = [
-            (content, [encode(attributes[n]) if n in attributes else b"" for n in names])
-            for content, attributes in self.devices
-        ]
-        return self.driver, self.totals, tuple((content, *selected) for content, selected in sorted(values))
+# A device: its content without names and attributes, whether a claim holds it, and its consumed capacity.
+_DeviceContent = tuple[bytes, bool, str]
+# A pool without names: its driver, the totals of its counters, and each device with its attributes.
+_PoolContent = tuple[str, bytes, Sequence[tuple[_DeviceContent, ReadOnlyJSON]]]
 
 
 def device_keys(
@@ -68,7 +48,7 @@ class DeviceKeys:
 
     Args:
         selected: the names of attributes that selectors of the pod can read; None for all.
-        compared: the names of attributes that its constraints compare. The values do not matter, only whether devices have the same value.
+        compared: the names of attributes that its constraints compare. The values do not matter, only which devices have the same value.
         own: the pod's claims. A node with a pool from which such a claim has a device has no key, so it is examined itself. The pod does
             not wait for its own claim: the proposed change "delete the claim that holds the device" is for other claims only.
     """
@@ -81,21 +61,18 @@ class DeviceKeys:
         own: Iterable[ReadOnlyJSON] = (),
     ) -> None:
         self._view = view
-        self._selected = selected
-        self._names = None if selected is None else tuple(sorted(selected))
-        self._compared = frozenset() if selected is None else compared - selected
+        self._names = None if selected is None else sorted(selected)
+        self._compared = [] if selected is None else sorted(compared - selected)
         self._own = {(r["driver"], r["pool"]) for claim in own for r in results_of(claim)}
         # The contents of all pools are the same for all pods; None for a pool that has no content.
-        self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault(_PoolContent, {})
+        self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault("pools", {})
         self._keys: dict[str, int | None] = {}  # by name of the node
         self._numbers: dict[Hashable, int] = {}  # of different contents of nodes
-        self._wide: list[ReadOnlyJSON] = []
+        self._wide = [sl for sl in view.slices.wide if not sl["spec"].get("nodeName")]
         self._counters: dict[str, list[ReadOnlyJSON]] = {}  # slices with counters that are of one node, by its name
         for sl in view.slices.wide:
             if sl["spec"].get("nodeName"):
                 self._counters.setdefault(sl["spec"]["nodeName"], []).append(sl)
-            else:
-                self._wide.append(sl)
         # For every node, the scheduler reads all slices with counters. So an incomplete or invalid pool among them affects every node.
         self._no_keys = any(self._affects_all_nodes(s) for slices in self._counters.values() for s in slices) or any(
             s["spec"].get("perDeviceNodeSelection") or s["spec"].get("sharedCounters") for s in self._wide
@@ -115,40 +92,31 @@ class DeviceKeys:
         return self._content(key_of(sl)) is None or len({s["spec"].get("nodeName") for s in slices}) > 1
 
     def _key(self, node: NodeInfo) -> int | None:
-        by_pool: dict[PoolKey, list[ReadOnlyJSON]] = {}
+        by_pool: dict[PoolKey, int] = {}  # the number of slices of the node
         slices = self._view.slices
         here = (s for s in self._wide if is_here(s["spec"], node.node))
         for sl in (*slices.local.get(node.name, ()), *self._counters.get(node.name, ()), *here):
-            by_pool.setdefault(key_of(sl), []).append(sl)
+            by_pool[key_of(sl)] = by_pool.get(key_of(sl), 0) + 1
         if not self._own.isdisjoint(by_pool):
             return None
-        names, patterns = self._of_constraints([s for found in by_pool.values() for s in found])
-        pools = []
-        for key, found in by_pool.items():
-            content = self._content(key) if len(found) == len(slices.by_pool[key]) else None
+        pools, attributes = [], []
+        for key, number in by_pool.items():
+            content = self._content(key) if number == len(slices.by_pool[key]) else None
             if content is None:
                 return None
-            pools.append(content.key(names))
-        return self._numbers.setdefault((patterns, names, *sorted(pools)), len(self._numbers))
+            driver, totals, devices = content
+            read = sorted(((c, *self._selected(found)), i) for i, (c, found) in enumerate(devices))
+            pools.append((driver, totals, tuple(selected for selected, _ in read)))
+            attributes.append([devices[i][1] for _, i in read])
+        order = sorted(range(len(pools)), key=pools.__getitem__)
+        patterns = [_pattern([a.get(name) for k in order for a in attributes[k]]) for name in self._compared]
+        return self._numbers.setdefault((tuple(pools[k] for k in order), *patterns), len(self._numbers))
 
-    def _of_constraints(self, slices: Iterable[ReadOnlyJSON]) -> tuple[tuple[str, ...] | None, Hashable]:
-        """Returns the names of attributes whose values matter, and a pattern for each other attribute.
-
-        The pattern is whether all devices of the node have the same value, each device has a different value, or no device has a value.
-        """
-        if not self._compared:
-            return self._names, None
-        devices = [d for sl in slices for d in sl["spec"].get("devices") or ()]
-        mixed, patterns = set(), []
-        for name in sorted(self._compared):
-            values = [(d.get("attributes") or {}).get(name) for d in devices]
-            number = len({msgspec.json.encode(v) for v in values})
-            if (None in values and number > 1) or 1 < number < len(values):
-                mixed.add(name)
-            else:
-                patterns.append((name, None in values, number == 1))
-        assert self._selected is not None
-        return tuple(sorted(self._selected | mixed)), tuple(patterns)
+    def _selected(self, attributes: ReadOnlyJSON) -> Iterable[bytes]:
+        """Returns the values that selectors can read."""
+        if self._names is None:
+            return [msgspec.json.encode(attributes, order="sorted")]
+        return [msgspec.json.encode(attributes[n]) if n in attributes else b"" for n in self._names]
 
     def _content(self, key: PoolKey) -> _PoolContent | None:
         """Returns the content of a pool; None if slices are missing or old, or if names are not unique."""
@@ -172,7 +140,18 @@ class DeviceKeys:
         except KeyError:  # of an unknown counter set: the scheduler reports the pool as invalid
             return None
         totals = msgspec.json.encode([s["counters"] for s in sets], order="sorted") if sets else b""
-        return _PoolContent(key[0], totals, content)
+        return key[0], totals, content
+
+
+def _pattern(values: Iterable[ReadOnlyJSON | None]) -> Hashable:
+    """Returns which values of an attribute are equal. Each value, or item of a list, is replaced by the number of its first occurrence."""
+    numbers: dict[Hashable, int] = {}
+    out: list[Hashable] = []
+    for value in values:
+        for kind, found in (value or {"": None}).items():
+            items = found if isinstance(found, list) else [found]
+            out.append((kind, *(numbers.setdefault((type(item), item), len(numbers)) for item in items)))
+    return tuple(out)
 
 
 def _content(pool: PoolKey, device: ReadOnlyJSON, use: AllocatedState, sets: Mapping[str, int]) -> _DeviceContent:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dra_kubeletplugin.base.text import natural
 
@@ -37,7 +37,7 @@ class NodeReasons:
             return True
         node_keys = tuple((f.kind, f.text) for f in self.faults)
         request_keys = tuple(
-            (r.claim, r.request, r.enough, frozenset((f.kind, f.text) for _, f in r.faults))
+            (r.request.claim, r.request.request, r.enough, frozenset((f.kind, f.text) for _, f in r.faults))
             for options in self.requests
             for r in options
         )
@@ -141,20 +141,9 @@ def _group(members: Sequence[NodeReasons]) -> NodeGroup:
         for k, one in enumerate(options):
             same = [(found[i][k], count) for found, count in distinct]
             folded = _reasons(((where, f, count) for r, count in same for where, f in r.faults), devices=True)
-            usable, devices = max(r.usable for r, _ in same), sum(r.devices * count for r, count in same)
-            requests.append(
-                RequestOnNodes(
-                    one.claim,
-                    one.request,
-                    one.device_class,
-                    one.wanted,
-                    usable,
-                    devices,
-                    folded,
-                    one.resource,
-                    one.container,
-                )
-            )
+            usable = max(r.request.usable for r, _ in same)
+            devices = sum(r.request.devices * count for r, count in same)
+            requests.append(replace(one.request, usable=usable, devices=devices, reasons=folded))
     return NodeGroup(nodes, False, reasons, tuple(requests))
 
 

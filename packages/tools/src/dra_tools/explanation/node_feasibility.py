@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from ..selected_attributes import of_constraints, of_selectors
 from ..unevaluated.objects import not_evaluated_of_device
 from ..unevaluated.parts import UnevaluatedPart, merged
 from . import request_reasons
-from .device_keys import DeviceKeys, RepresentativeAllocator, device_keys
+from .device_keys import RepresentativeAllocator, device_keys
 from .device_reasons import DeviceFault, NodeDevices
 from .grouping import EXAMPLES, NodeReasons, distance, fold
 from .model import OF_DEVICES, NodeGroup, Reason, ReasonKind, SuggestedChange
@@ -61,7 +61,15 @@ def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) ->
     Args:
         changes: also try changes that would be enough.
     """
-    return _NodeExamination(view, pod, changes).feasibility()
+    notes = tuple(unexamined_features(pod, view.group_of(pod)))
+    if not view.cache.snapshot().nodes:
+        none = Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "add nodes")
+        return Feasibility(reasons=(none,) if view.snapshot.is_complete(NODES) else (), notes=notes)
+    claims = pod_devices.read(pod, view.cache.claims, view.cache.classes, view.cache.extended, TIMEOUT)
+    if isinstance(claims, Rejection):
+        return Feasibility(reasons=tuple(Reason(ReasonKind.OTHER, why, "") for why in claims.reasons), notes=notes)
+    found = _NodeExamination(view, pod, claims).feasibility(changes=changes)
+    return replace(found, notes=notes + found.notes)
 
 
 def unexamined_features(pod: PodInfo, group: JSON | None = None) -> Iterator[str]:
@@ -72,75 +80,84 @@ def unexamined_features(pod: PodInfo, group: JSON | None = None) -> Iterator[str
         yield f"not examined: schedulingPolicy of PodGroup {pod.group}"
 
 
-@dataclass
 class _NodeExamination:
-    view: SchedulerView
-    pod: PodInfo
-    tries: bool
-    deadline: float = 0.0
-    untried: bool = False
-    examined: dict[Hashable, Any] = field(default_factory=dict)  # results for nodes with equal devices
+    """The examination of all nodes for one pod and its claims."""
 
-    def feasibility(self) -> Feasibility:
-        view = self.view
+    def __init__(self, view: SchedulerView, pod: PodInfo, claims: PodClaims) -> None:
+        self.view, self.pod, self.claims = view, pod, claims
         snapshot = view.cache.snapshot()
-        notes = list(unexamined_features(self.pod, view.group_of(self.pod)))
-        if not snapshot.nodes:
-            none = Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "add nodes")
-            return Feasibility(reasons=(none,) if view.snapshot.is_complete(NODES) else (), notes=tuple(notes))
-        claims = pod_devices.read(self.pod, view.cache.claims, view.cache.classes, view.cache.extended, TIMEOUT)
-        unevaluated: tuple[UnevaluatedPart, ...] = ()
-        if isinstance(claims, Rejection):
-            return Feasibility(
-                reasons=tuple(Reason(ReasonKind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes)
-            )
+        self.nodes = {n.name: n for n in snapshot.nodes}
         self.nominated = snapshot.nominated
-        self.keys = self._keys(claims)
-        resources, self.used, order = self._of_nodes(snapshot.nodes)
+        self.untried = False
+        self.examined: dict[Hashable, Any] = {}  # results for nodes with equal devices
+        resources, self.used, self.order = self._of_nodes()
         known = {*view.cache.extended, *resources}
-        filters = NodeFilters(self.pod, list(snapshot.nodes), snapshot.namespaces, claims.by_class, known)
-        keys = {n.name: self._node_key(n, filters, claims) for n in snapshot.nodes}
+        self.filters = NodeFilters(pod, list(snapshot.nodes), snapshot.namespaces, claims.by_class, known)
+        classes = view.cache.classes
+        unallocated = [c for c in claims.claims if not is_allocated(c)]
+        used = {str(one["deviceClassName"]) for c in unallocated for _, one in named_requests(c["spec"])}
+        used |= set(claims.by_class.values())
+        selected = of_selectors([*unallocated, *(classes[name] for name in used if name in classes)])
+        self.keys = device_keys(view, selected, of_constraints(unallocated), claims.claims)
+
+    def _of_nodes(self) -> tuple[Set[str], list[str], list[str]]:
+        """Returns what is found once for all pods.
+
+        Returns:
+            The extended resources of all nodes; the resources of nodes that devices use; the sorted names of the nodes.
+        """
+        if "nodes" not in self.view.found:
+            extended_of = {r for n in self.nodes.values() for r in n.allocatable if is_extended(r)}
+            used = sorted(node_resources.names_used(self.view.slices))
+            self.view.found["nodes"] = extended_of, used, sorted(self.nodes, key=natural)
+        found: tuple[Set[str], list[str], list[str]] = self.view.found["nodes"]
+        return found
+
+    def feasibility(self, *, changes: bool) -> Feasibility:
+        keys = {name: self._node_key(node) for name, node in self.nodes.items()}
         first: dict[Hashable, str] = {}
-        repeated = {n.name for n in snapshot.nodes if first.setdefault(keys[n.name], n.name) != n.name}
-        cycle = Cycle(self._without_nomination(), snapshot, claims, RepresentativeAllocator(self.keys, view, LIMIT))
+        repeated = {name for name, key in keys.items() if first.setdefault(key, name) != name}
+        # Without its nominated node, so that the other nodes are examined too
+        status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
+        pod = pod_info.read({**self.pod.pod, "status": status})
+        allocator = RepresentativeAllocator(self.keys, self.view, LIMIT)
+        cycle = Cycle(pod, self.view.cache.snapshot(), self.claims, allocator)
         error: SchedulerError | None = None
+        fitting: set[Hashable] = set()
+        unevaluated: tuple[UnevaluatedPart, ...] = ()
         try:
             feasible = cycle.feasible(len(keys), without=repeated)
             fitting = {keys[n.name] for n in feasible}
-            unevaluated = self._unevaluated(claims, feasible)
+            unevaluated = self._unevaluated(feasible)
         except SchedulerError as e:
-            fitting, error = set(), e
+            error = e
         self.deadline = time.monotonic() + TRIALS_LIMIT
         rejected = {keys[name]: rejection for name, rejection in cycle.rejected.items()}
-        too_large = {keys[name]: entries for name, entries in claims.too_large.items()}
+        too_large = {keys[name]: entries for name, entries in self.claims.too_large.items()}
         found: dict[Hashable, list[NodeReasons]] = {}
         results = []
-        nodes = {n.name: n for n in snapshot.nodes}
-        for node in map(nodes.__getitem__, order):
-            key = keys[node.name]
+        for name in self.order:
+            key = keys[name]
             alike = found.setdefault(key, [])
-            if len(alike) < EXAMPLES:  # details that name claims differ between equal nodes
-                fits = key in fitting
-                alike.append(
-                    NodeReasons(node.name, True)
-                    if fits
-                    else self._examine(node, claims, filters, rejected.get(key), too_large.get(key, ()))
-                )
-                results.append(alike[-1])
-            else:
-                results.append(NodeReasons(node.name, alike[0].fits, alike[0].faults, alike[0].requests))
+            if len(alike) >= EXAMPLES:
+                results.append(replace(alike[0], node=name))
+                continue
+            # Details that name claims differ between equal nodes, so a few of them are examined.
+            fits = key in fitting
+            examined = self._examine(self.nodes[name], rejected.get(key), too_large.get(key, ())) if not fits else None
+            alike.append(examined or NodeReasons(name, True))
+            results.append(alike[-1])
         folded = fold(results)
-        changes = () if error or not self.tries else tuple(self._changes(folded, claims, nodes))
-        reasons = (search_error(error, view, claims, self._open),) if error else ()
-        if self.untried:
-            notes.append(_UNTRIED_NODES)
-        return Feasibility(tuple(g for g, _ in folded), changes, reasons, tuple(notes), unevaluated)
+        tried = tuple(self._changes(folded)) if changes and not error else ()
+        reasons = (search_error(error, self.view, self.claims, self._open),) if error else ()
+        notes = (_UNTRIED_NODES,) if self.untried else ()
+        return Feasibility(tuple(g for g, _ in folded), tried, reasons, notes, unevaluated)
 
-    def _unevaluated(self, claims: PodClaims, feasible: Iterable[NodeInfo]) -> tuple[UnevaluatedPart, ...]:
+    def _unevaluated(self, feasible: Iterable[NodeInfo]) -> tuple[UnevaluatedPart, ...]:
         """Returns the parts of chosen devices that were not evaluated; empty if the devices of one node have no such part."""
         found: dict[UnevaluatedPart, None] = {}
         for node in feasible:
-            offer = claims.offers.get(node.name)
+            offer = self.claims.offers.get(node.name)
             results = [r for a in (offer.results if offer else ()) for r in results_of({"status": {"allocation": a}})]
             of_node: list[UnevaluatedPart] = []
             for result in results:
@@ -151,58 +168,25 @@ class _NodeExamination:
             found.update(dict.fromkeys(of_node))
         return merged(found)
 
-    def _of_nodes(self, nodes: Sequence[NodeInfo]) -> tuple[Set[str], list[str], list[str]]:
-        """Returns what is found once for all pods.
-
-        Returns:
-            The extended resources of all nodes; the resources of nodes that devices use; the sorted names of the nodes.
-        """
-        if "nodes" not in self.view.found:
-            extended_of = {r for n in nodes for r in n.allocatable if is_extended(r)}
-            used = sorted(node_resources.names_used(self.view.slices))
-            self.view.found["nodes"] = extended_of, used, sorted((n.name for n in nodes), key=natural)
-        found: tuple[Set[str], list[str], list[str]] = self.view.found["nodes"]
-        return found
-
-    def _without_nomination(self) -> PodInfo:
-        """Returns the pod without its nominated node, so that the other nodes are examined too."""
-        status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
-        return pod_info.read({**self.pod.pod, "status": status})
-
     # --- one node -------------------------------------------------------------------------------
 
-    def _examine(
-        self,
-        node: NodeInfo,
-        claims: PodClaims,
-        filters: NodeFilters,
-        rejection: Rejection | None,
-        too_large: Sequence[JSON],
-    ) -> NodeReasons:
+    def _examine(self, node: NodeInfo, rejection: Rejection | None, too_large: Sequence[JSON]) -> NodeReasons:
         """Finds the reasons of one node. ``too_large``: what the devices of the claims use of the node, if that is too much."""
-        faults = [*filters.faults(node)]
-        faults += self._with_nominated(node, filters, {f.text for f in faults})
-        faults += self._allocated_for_others(node, claims)
-        wanted = self._open(node, claims)
-        requests = self._requests(node, wanted, claims) if wanted else []
+        faults = [*self.filters.faults(node)]
+        faults += self._with_nominated(node, {f.text for f in faults})
+        faults += self._allocated_for_others(node)
+        wanted = self._open(node)
+        requests = self._requests(node, wanted) if wanted else []
         enough = all(any(option.enough for option in options) for options in requests)
         if rejection and not faults and too_large:
-            faults += filters.of_claims(node, too_large)
+            faults += self.filters.of_claims(node, too_large)
         if rejection and enough and not faults:
-            faults = self._together(node, wanted, rejection, claims)
-        elif requests and not enough and self._never_together(node, wanted, requests, claims):
+            faults = self._together(node, wanted, rejection)
+        elif requests and not enough and self._never_together(node, wanted, requests):
             faults.append(_NEVER_TOGETHER)
         return NodeReasons(node.name, False, faults, requests)
 
-    def _keys(self, claims: PodClaims) -> DeviceKeys:
-        classes = self.view.cache.classes
-        unallocated = [c for c in claims.claims if not is_allocated(c)]
-        used = {str(one["deviceClassName"]) for c in unallocated for _, one in named_requests(c["spec"])}
-        used |= set(claims.by_class.values())
-        selected = of_selectors([*unallocated, *(classes[name] for name in used if name in classes)])
-        return device_keys(self.view, selected, of_constraints(unallocated), claims.claims)
-
-    def _node_key(self, node: NodeInfo, filters: NodeFilters, claims: PodClaims) -> Hashable:
+    def _node_key(self, node: NodeInfo) -> Hashable:
         """Returns a key that is equal for nodes on which the scheduler has the same result, for the same reasons.
 
         In a cluster of 5,000 nodes most nodes refuse a pod for the same reason. They differ in names, in labels that the pod does not
@@ -211,72 +195,66 @@ class _NodeExamination:
         devices = self.keys.of(node)
         if devices is None or node.name in self.nominated:
             return node.name
-        allocated = (c["status"]["allocation"].get("nodeSelector") for c in claims.claims if is_allocated(c))
+        allocated = (c["status"]["allocation"].get("nodeSelector") for c in self.claims.claims if is_allocated(c))
         return (
             devices,
-            filters.key(node),
-            tuple(bool(node.allocatable.get(name)) for name in claims.by_class),
+            self.filters.key(node),
+            tuple(bool(node.allocatable.get(name)) for name in self.claims.by_class),
             tuple(node.allocatable.get(name, 0) - node.requested.get(name, 0) for name in self.used),
             tuple(node_selectors.selector_matches(node.node, s) for s in allocated if s is not None),
         )
 
-    def _requests(self, node: NodeInfo, wanted: Sequence[JSON], claims: PodClaims) -> Requests:
+    def _requests(self, node: NodeInfo, wanted: Sequence[JSON]) -> Requests:
         """Returns the reasons of the node's devices; the same object for nodes with equal devices.
 
         If details name claims, a few such nodes are examined themselves, because each is an example.
         """
-        found: list[Requests] = self._once("requests", node, claims, list)
-        if not found or (len(found) < EXAMPLES and _names_claims(found[0])):
-            devices, resources = NodeDevices(self.view, node), self._resources(node, claims)
-            found.append(request_reasons.examine(devices, wanted, self.view.cache.classes, resources))
-            return found[-1]
-        return found[0]
+        found: list[Requests] = self._once("requests", node, list)
+        if found and (len(found) >= EXAMPLES or not _names_claims(found[0])):
+            return found[0]
+        _, mappings = extended.requests_of(self.pod, self._missing(node))
+        resources = request_reasons.extended_resources(mappings)
+        devices = NodeDevices(self.view, node)
+        found.append(request_reasons.examine(devices, wanted, self.view.cache.classes, resources))
+        return found[-1]
 
-    def _once(self, what: Hashable, node: NodeInfo, claims: PodClaims, make: Callable[[], T]) -> T:
+    def _once(self, what: Hashable, node: NodeInfo, make: Callable[[], T]) -> T:
         """Returns the result of ``make``, or the result for another node whose devices are equal."""
         key = self.keys.of(node)
         if key is None:
             return make()
-        known = (what, key, *(bool(node.allocatable.get(r)) for r in claims.by_class))
+        known = (what, key, *(bool(node.allocatable.get(r)) for r in self.claims.by_class))
         if known not in self.examined:
             self.examined[known] = make()
         found: T = self.examined[known]
         return found
 
-    def _with_nominated(self, node: NodeInfo, filters: NodeFilters, known: Set[str]) -> Iterator[DeviceFault]:
+    def _with_nominated(self, node: NodeInfo, known: Set[str]) -> Iterator[DeviceFault]:
         """Yields the reasons that a node has only because of pods that the scheduler has nominated to the node."""
-        first = [
-            p for p in self.nominated.get(node.name, ()) if p.uid != self.pod.uid and p.priority >= self.pod.priority
-        ]
+        there = self.nominated.get(node.name, ())
+        first = [p for p in there if p.uid != self.pod.uid and p.priority >= self.pod.priority]
         for other in first:
             node = node.with_pod(other)
         counting = f", counting {join_names(f'pod {p.key}' for p in first)}, which the scheduler has nominated to it"
-        for fault in filters.faults(node) if first else ():
+        for fault in self.filters.faults(node) if first else ():
             if fault.text not in known:
                 yield replace(fault, text=fault.text + counting)
 
-    def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
+    def _open(self, node: NodeInfo) -> list[JSON]:
         """Returns the claims that would have to be allocated on a node."""
+        claims = self.claims
         wanted = [c for i, c in enumerate(claims.claims) if not is_allocated(c) and not claims.is_extended(i)]
-        missing = self._missing(node, claims)
+        missing = self._missing(node)
         if claims.extended is not None and extended.is_draft(claims.extended) and missing:
             wanted.append(extended.for_node(claims.extended, self.pod, missing)[0])
         return wanted
 
-    @staticmethod
-    def _missing(node: NodeInfo, claims: PodClaims) -> dict[str, str]:
+    def _missing(self, node: NodeInfo) -> dict[str, str]:
         """Returns the extended resources that devices have to provide on a node, with their classes."""
-        return {r: c for r, c in claims.by_class.items() if not node.allocatable.get(r)}
+        return {r: c for r, c in self.claims.by_class.items() if not node.allocatable.get(r)}
 
-    def _resources(self, node: NodeInfo, claims: PodClaims) -> dict[str, tuple[str, str]]:
-        """Returns the extended resource and the containers of each request of the draft claim."""
-        _, mappings = extended.requests_of(self.pod, self._missing(node, claims))
-        return request_reasons.extended_resources(mappings)
-
-    def _allocated_for_others(self, node: NodeInfo, claims: PodClaims) -> Iterator[DeviceFault]:
-        for claim in claims.claims:
-            if not is_allocated(claim):
-                continue
+    def _allocated_for_others(self, node: NodeInfo) -> Iterator[DeviceFault]:
+        for claim in filter(is_allocated, self.claims.claims):
             selector = claim["status"]["allocation"].get("nodeSelector")
             if selector is not None and not node_selectors.selector_matches(node.node, selector):
                 users = ", ".join(u for u in users_of(claim)[:3])
@@ -286,9 +264,7 @@ class _NodeExamination:
                     change = "the scheduler removes the allocation and tries again"
                 yield DeviceFault(ReasonKind.CLAIM_ON_OTHER_NODE, text, change)
 
-    def _together(
-        self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection, claims: PodClaims
-    ) -> list[DeviceFault]:
+    def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
         """Returns reasons why the node refuses the pod although each request alone could be satisfied."""
         if "timed out" in rejection.reasons[0]:
             return [_TIMED_OUT]
@@ -296,34 +272,31 @@ class _NodeExamination:
             return [DeviceFault(ReasonKind.OTHER, why, "") for why in rejection.reasons]
         if time.monotonic() > self.deadline:
             return [NOT_TOGETHER]
-        return self._once(
-            "together", node, claims, lambda: list(WhatIf(NodeDevices(self.view, node), wanted).together())
-        )
+        trials = self._trials(node, wanted)
+        return self._once("together", node, lambda: list(trials.together()))
 
-    def _never_together(self, node: NodeInfo, wanted: Sequence[JSON], requests: Requests, claims: PodClaims) -> bool:
+    def _never_together(self, node: NodeInfo, wanted: Sequence[JSON], requests: Requests) -> bool:
         """Returns whether the devices do not suffice for all requests, also if other claims release all their devices.
 
         Only for requests that depend on each other and that wait for other claims. For a single request, its own reasons say it.
         """
         depend = len(requests) > 1 or any((c["spec"].get("devices") or {}).get("constraints") for c in wanted)
-        short = [o for options in requests if not any(o.enough for o in options) for o in options]
         if not depend or time.monotonic() > self.deadline:
             return False
-        if not all(any(request_reasons.waits_for_claims(f) for _, f in o.faults) for o in short):
+        short = _short(requests)
+        if not all(any(request_reasons.waits_for_claims(f) for _, f in o.faults) for o in chain.from_iterable(short)):
             return False
-        trials = self._trials(node, wanted, claims)
-        found: bool = self._once("never", node, claims, lambda: not trials.fits_alone())
+        trials = self._trials(node, wanted)
+        found: bool = self._once("never", node, lambda: not trials.fits_alone())
         return found
 
-    def _trials(self, node: NodeInfo, wanted: Sequence[JSON], claims: PodClaims) -> WhatIf:
-        own = {str(c["metadata"].get("uid")) for c in claims.claims} | self.view.kept
+    def _trials(self, node: NodeInfo, wanted: Sequence[JSON]) -> WhatIf:
+        own = {str(c["metadata"].get("uid")) for c in self.claims.claims} | self.view.kept
         return WhatIf(NodeDevices(self.view, node), wanted, own)
 
     # --- suggested changes ----------------------------------------------------------------------
 
-    def _changes(
-        self, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
-    ) -> Iterator[SuggestedChange]:
+    def _changes(self, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]]) -> Iterator[SuggestedChange]:
         found: dict[str, list[tuple[str, Enough]]] = {}
         failing: dict[str, bool] = {}
         nearest: dict[str, int] = {}  # the distance of the nearest node that a change helps
@@ -335,12 +308,11 @@ class _NodeExamination:
             if time.monotonic() > self.deadline:
                 self.untried = True
                 break
-            node = nodes[result.node]
             reasons = tuple((f.kind, f.text, f.change) for f in result.faults)
-            make: Callable[[], list[Enough]] = partial(list, self._enough(result, claims, node))
-            for change in self._once(reasons, node, claims, make):
+            make: Callable[[], list[Enough]] = partial(list, self._enough(result))
+            for change in self._once(reasons, self.nodes[result.node], make):
                 if change.text not in failing:
-                    failing[change.text] = self._ends_in_error(change, folded, claims, nodes)
+                    failing[change.text] = self._ends_in_error(change, folded)
                 if not failing[change.text]:
                     found.setdefault(change.text, []).append((result.node, change))
                     away = distance(group)
@@ -351,17 +323,11 @@ class _NodeExamination:
         for text, where in sorted(found.items(), key=lambda item: (nearest[item[0]], -len(item[1]))):
             if (less := where[0][1].less) and less[1] != most[less[0]]:
                 continue  # on another node, a smaller reduction is enough
-            place, first = where[0]
-            example = f"{place}: {first.example}" if first.example else place
-            yield SuggestedChange(text, len(where), example, first.command)
+            place, change = where[0]
+            example = f"{place}: {change.example}" if change.example else place
+            yield SuggestedChange(text, len(where), example, change.command)
 
-    def _ends_in_error(
-        self,
-        change: Enough,
-        folded: Sequence[tuple[NodeGroup, list[NodeReasons]]],
-        claims: PodClaims,
-        nodes: Mapping[str, NodeInfo],
-    ) -> bool:
+    def _ends_in_error(self, change: Enough, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]]) -> bool:
         """Returns whether, after a change, an error on one node ends the scheduler's search. True if no time is left to check."""
         if change.claims is None and not change.removes:
             return False
@@ -372,19 +338,18 @@ class _NodeExamination:
             if time.monotonic() > self.deadline:
                 self.untried = True
                 return True
-            node = nodes[result.node]
-            wanted = self._open(node, claims) if change.claims is None else change.claims
-            trial = WhatIf(NodeDevices(self.view, node), wanted)
-            if self._once(("error", change.text), node, claims, trial.ends_in_error):
+            node = self.nodes[result.node]
+            trial = WhatIf(NodeDevices(self.view, node), self._open(node) if change.claims is None else change.claims)
+            if self._once(("error", change.text), node, trial.ends_in_error):
                 return True
         return False
 
-    def _enough(self, result: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[Enough]:
+    def _enough(self, result: NodeReasons) -> Iterator[Enough]:
         """Yields changes, each of which alone would let the pod fit on the node."""
-        short = [options for options in result.requests if not any(o.enough for o in options)]
+        node, short = self.nodes[result.node], _short(result.requests)
         of_node = [f for f in result.faults if f.kind not in OF_DEVICES]
-        wanted = self._open(node, claims)
-        trials = self._trials(node, wanted, claims)
+        wanted = self._open(node)
+        trials = self._trials(node, wanted)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
             if len(result.faults) == 1 and not short and tried:
@@ -398,11 +363,16 @@ class _NodeExamination:
         faults = [*result.faults, *(f for options in result.requests for o in options for _, f in o.faults)]
         distinct = {(f.kind, f.text): f for f in faults}.values()
         yield from {change.text: change for fault in distinct for change in trials.enough(fault)}.values()
-        for option in (option for options in short or result.requests for option in options):
+        for option in chain.from_iterable(short or result.requests):
             if time.monotonic() > self.deadline:
                 self.untried = True
                 return
-            yield from trials.fewer(option)
+            yield from trials.fewer(option.request)
+
+
+def _short(requests: Requests) -> list[Sequence[request_reasons.RequestReasons]]:
+    """Returns the alternatives of each request for which the devices do not suffice."""
+    return [options for options in requests if not any(o.enough for o in options)]
 
 
 def _names_claims(requests: Requests) -> bool:

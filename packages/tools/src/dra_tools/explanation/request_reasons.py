@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dra_devkit.scheduling.allocator import selection
@@ -16,7 +16,7 @@ from dra_kubeletplugin.base.text import join_names
 
 from ..scheduler_view import name_of
 from .device_reasons import FREED, DeviceFault, NodeDevices
-from .model import ReasonKind, shown_request
+from .model import ReasonKind, RequestOnNodes
 
 Place = tuple[str, DeviceFault]  # a device and one reason against it
 _NONE = DeviceFault(
@@ -26,27 +26,13 @@ _NONE = DeviceFault(
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class RequestReasons:
-    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None if all matching devices are requested.
+    """The result of one request, or of one alternative of it, on one node: ``request`` is without reasons."""
 
-    ``resource`` and ``container`` are set for an extended resource.
-    """
-
-    claim: str
-    request: str
-    device_class: str
-    wanted: int | None
-    usable: int = 0
-    devices: int = 0
-    faults: list[Place] = field(default_factory=list)
-    enough: bool = False
-    resource: str = ""
-    container: str = ""
-
-    @property
-    def shown(self) -> str:
-        return shown_request(self.request, self.resource, self.container)
+    request: RequestOnNodes
+    faults: Sequence[Place]
+    enough: bool
 
 
 def examine(
@@ -93,46 +79,44 @@ def _picked(name: str, parent: str, spec: JSON, classes: Mapping[str, Mapping[st
 
 def _examine(devices: NodeDevices, claim: str, request: PickedRequest, resource: tuple[str, str]) -> RequestReasons:
     every = request.spec.get("allocationMode") == "All"
-    out = RequestReasons(
-        claim, request.full_name, request.device_class["metadata"]["name"], None if every else request.count
-    )
-    out.resource, out.container = resource
     of_class: list[Place] = []
     # Devices that do not match a request for all devices, so they do not prevent its allocation.
     unmatched: list[Place] = []
-    matched = 0
+    faults: list[Place] = []
+    usable = matched = 0
     for candidate in devices.candidates:
         where = f"{devices.node.name}/{candidate.id.device}"
-        out.devices += 1
         found = devices.faults(claim, request, candidate)
         skipped = not devices.view.behavior.all_needs_exhausted and any(f.kind is ReasonKind.CAPACITY for f in found)
         matches = not found or (not (every and skipped) and _matches(claim, request, candidate))
         matched += matches
         if not found:
-            out.usable += 1
+            usable += 1
         elif found[0].kind is ReasonKind.CLASS_SELECTOR:
             of_class.append((where, found[0]))
         elif every and not matches:
             unmatched.append((where, _one(found)))
         else:
-            out.faults.append((where, _one(found)))
+            faults.append((where, _one(found)))
     broken = list(devices.broken(request))
     if not matched:
-        out.faults += unmatched
-    out.faults += [(devices.node.name, fault) for fault in broken]
-    if not out.usable and not out.faults:
-        out.faults = of_class  # devices of other classes are shown only if there are no devices of this class
-    if every:
-        out.enough = matched > 0 and out.usable == matched and not broken
-    else:
-        out.enough = out.usable >= request.count
-    if not out.devices and not out.faults:
-        out.faults = [(devices.node.name, _NONE)]
-    if out.enough:
-        out.faults = []
-    elif fault := _too_few(devices, request, out, out.devices - len(of_class), matched):
-        out.faults.insert(0, (devices.node.name, fault))
-    return out
+        faults += unmatched
+    faults += [(devices.node.name, fault) for fault in broken]
+    if not usable and not faults:
+        faults = of_class  # devices of other classes are shown only if there are no devices of this class
+    name, wanted, number = (
+        request.device_class["metadata"]["name"],
+        None if every else request.count,
+        len(devices.candidates),
+    )
+    result = RequestOnNodes(claim, request.full_name, name, wanted, usable, number, (), *resource)
+    if usable == matched > 0 and not broken if every else usable >= request.count:
+        return RequestReasons(result, (), enough=True)
+    if not number and not faults:
+        faults = [(devices.node.name, _NONE)]
+    if fault := _too_few(devices, result, request.count, number - len(of_class), matched, faults):
+        faults = [(devices.node.name, fault), *faults]
+    return RequestReasons(result, faults, enough=False)
 
 
 def waits_for_claims(fault: DeviceFault) -> bool:
@@ -141,7 +125,7 @@ def waits_for_claims(fault: DeviceFault) -> bool:
 
 
 def _too_few(
-    devices: NodeDevices, request: PickedRequest, result: RequestReasons, of_class: int, matched: int
+    devices: NodeDevices, result: RequestOnNodes, count: int, of_class: int, matched: int, faults: Sequence[Place]
 ) -> DeviceFault | None:
     """Returns a fault if the node has fewer devices than wanted. Then the removal of all reasons against them would not be enough.
 
@@ -151,11 +135,11 @@ def _too_few(
     """
     # A request may use a shared device more than once.
     counts = result.wanted is not None and not any(c.multiple for c in devices.candidates)
-    text = f"the node has fewer than {request.count} devices"
-    if not result.faults or (counts and 0 < of_class < request.count):
+    text = f"the node has fewer than {count} devices"
+    if not faults or (counts and 0 < of_class < count):
         detail = f"{of_class} of class {result.device_class}"
         return DeviceFault(ReasonKind.TOO_FEW, f"{text} for {result.shown}", "ask for fewer", detail)
-    if counts and 0 < matched < request.count and any(waits_for_claims(f) for _, f in result.faults):
+    if counts and 0 < matched < count and any(waits_for_claims(f) for _, f in faults):
         detail = f"{matched} of {of_class} of class {result.device_class} match"
         text = f"{text} that match {result.shown}, also when other claims release their devices"
         return DeviceFault(ReasonKind.TOO_FEW, text, "ask for fewer", detail)

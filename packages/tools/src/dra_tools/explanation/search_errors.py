@@ -25,7 +25,7 @@ from . import request_reasons
 from .device_reasons import NodeDevices
 from .model import Reason, ReasonKind
 
-OpenOn = Callable[[NodeInfo, PodClaims], Sequence[JSON]]
+OpenOn = Callable[[NodeInfo], Sequence[JSON]]
 # The kind of the reason, and the change that removes it
 _KINDS: dict[type, tuple[ReasonKind, str]] = {
     PoolUpdating: (
@@ -49,7 +49,7 @@ def search_error(error: SchedulerError, view: SchedulerView, claims: PodClaims, 
     cause = error.__cause__ or error
     message = str(cause)
     kind, change = _KINDS.get(type(cause), _OTHER)
-    if kind is ReasonKind.SELECTOR_ERROR and (found := _failing(message, view, claims, open_on)):
+    if kind is ReasonKind.SELECTOR_ERROR and (found := _failing(message, view, open_on)):
         where, fault = found
         message, change = fault.text, f"{fault.change} (seen at {where})"
         if unpublished := _unpublished(view, claims, fault.subject):
@@ -57,11 +57,11 @@ def search_error(error: SchedulerError, view: SchedulerView, claims: PodClaims, 
     return Reason(kind, f"the scheduler ends with an error for all nodes: {message}", change)
 
 
-def _failing(message: str, view: SchedulerView, claims: PodClaims, open_on: OpenOn) -> request_reasons.Place | None:
+def _failing(message: str, view: SchedulerView, open_on: OpenOn) -> request_reasons.Place | None:
     """Returns a device for which the selector in the scheduler's message cannot be evaluated."""
     for node in view.cache.snapshot().nodes:
         devices = NodeDevices(view, node)
-        for where, fault in request_reasons.failing(devices, open_on(node, claims), view.cache.classes):
+        for where, fault in request_reasons.failing(devices, open_on(node), view.cache.classes):
             if fault.subject in message:
                 return where, fault
     return None

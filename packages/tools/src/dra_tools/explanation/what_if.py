@@ -27,8 +27,8 @@ from dra_kubeletplugin.resourceapi.quantity import Quantity, parse
 from ..scheduler_view import describe_claim, name_of
 from ..taints import taint_with_rule
 from .device_reasons import FREED, FREEING, DeviceFault, NodeDevices
-from .model import ReasonKind
-from .request_reasons import RequestReasons, options_of
+from .model import ReasonKind, RequestOnNodes
+from .request_reasons import options_of
 
 LIMIT = 1.0  # seconds for one trial; a trial that takes longer counts as failed
 _VALUES = 4
@@ -274,7 +274,7 @@ class WhatIf:
         holders = " and ".join(describe_claim(self._holders[uid]) for uid in gone)
         return [Enough(FREEING, holders)]
 
-    def fewer(self, request: RequestReasons) -> Iterator[Enough]:
+    def fewer(self, request: RequestOnNodes) -> Iterator[Enough]:
         """Yields the largest number of devices of one request with which the claims fit, if that is less than wanted."""
         fitting, most = 0, min(request.usable, (request.wanted or 0) - 1)
         while fitting < most:  # a smaller number always fits too
@@ -320,7 +320,7 @@ class WhatIf:
         return sorted((amount for amount in allowed if wanted is None or amount < wanted), reverse=True)
 
 
-def _with_count(claims: Sequence[JSON], request: RequestReasons, number: int) -> list[JSON]:
+def _with_count(claims: Sequence[JSON], request: RequestOnNodes, number: int) -> list[JSON]:
     """Returns the claims with another number of devices in one request."""
     out = []
     for claim in claims:
