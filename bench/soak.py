@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import signal
 import tempfile
@@ -18,9 +17,6 @@ from typing import Any
 
 from bench.drivers import Idle
 from bench.node import ROOT, Kubelet, allocate, running
-
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
-
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.kube.resource import PODS
 from tests.helpers.crash.harness import NodeHarness, node_harness, small_cdi_folder

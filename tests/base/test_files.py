@@ -17,8 +17,6 @@ from urllib.error import HTTPError
 
 import pytest
 
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
-
 from dra_devkit.cdi.reader import read_spec
 from dra_devkit.testing import node_with
 from dra_devkit.yaml import stream

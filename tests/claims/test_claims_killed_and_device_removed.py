@@ -5,14 +5,10 @@ The device stays published exactly as long as a claim holds it.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.devices.pool_state import GONE
 from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
@@ -22,7 +18,6 @@ pytestmark = [
     pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity"),
 ]
 PREPARED = [f"prepare: {p}" for p in ("before set-up", "after hardware", "before reply")]
-UNPREPARED = [f"unprepare: {p}" for p in ("before hardware", "after teardown", "before reply")]
 ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
 
 
@@ -73,20 +68,3 @@ async def test_a_device_that_vanished_after_a_kill_in_prepare_is_published_if_it
         )
         b.check()
         await end(b)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("point", UNPREPARED)
-async def test_a_device_that_vanished_after_a_kill_in_unprepare_is_published_until_the_unprepare_completes(
-    tmp_path: Path, point: str
-) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start(KILL_AT=point)
-        await b.apply_pod("pod", selector=ONLY_C_3)
-        await b.cluster.wait_running("pod")
-        (b.faults / "device-gone").touch()
-        task = asyncio.create_task(end(b))
-        await b.died()
-        await start_without_the_device(b)
-        await task
-        assert vanished(b) == []

@@ -17,7 +17,7 @@ from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import log_fields
 from dra_kubeletplugin.claims import ClaimIdentity, Record
-from dra_kubeletplugin.claims.store.files import read_rows
+from dra_kubeletplugin.claims.store.files import read_rows, synced_path
 from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.errors import (
@@ -68,6 +68,36 @@ async def test_the_record_precedes_each_call_of_the_driver_and_each_change_of_de
             assert manager.changes == 2
         if isinstance(driver_instance, BlockingDriver):
             assert driver_instance.states == [{"a": "Preparing"}, {"a": "Unpreparing"}]
+
+
+async def test_a_power_failure_in_prepare_loses_neither_the_record_nor_a_step(tmp_path: Path) -> None:
+    """The file of a record has its second name only if it is synced: see store/test_folder_power_failure.py."""
+    synced: list[bool] = []
+
+    class SteppingDriver(PlainDriver):
+        def note(self) -> None:
+            path = manager.settings.records_path
+            synced.append((path / "a.json").samefile(synced_path(path, "a.json")))
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            self.note()
+            await claim.on_undo(self.part)
+            self.note()
+            await claim.shared_step(self.setup_power, "card")
+            return await super().prepare(claim)
+
+        async def setup_power(self, card: str) -> None:
+            self.note()
+
+        async def teardown_power(self, card: str) -> None: ...
+
+        async def part(self, claim: PreparedClaim) -> None: ...
+
+    api = FakeApiServer()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with running_manager(tmp_path, SteppingDriver(), api) as manager:
+        assert not isinstance(await manager.prepare(ref), DraError)
+    assert synced == [True] * 3
 
 
 async def test_a_device_is_free_after_a_failed_prepare_and_held_after_a_failed_undo_or_write(tmp_path: Path) -> None:

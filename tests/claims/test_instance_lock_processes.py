@@ -17,8 +17,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
-
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness

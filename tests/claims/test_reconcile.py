@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import PreparedClaim

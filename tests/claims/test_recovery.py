@@ -4,13 +4,7 @@ memory of the instances, the notes and the driver.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import os
-import random
-import shutil
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -39,128 +33,10 @@ from tests.helpers.crash.record_stores import (
 )
 from tests.helpers.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-
 
 def remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         remove_records(folder / RECORDS)
-
-
-# --- damage while two processes write -----------------------------------------------------------------
-
-
-WORKER = """
-import asyncio, json, sys
-from pathlib import Path
-from dra_kubeletplugin.claims import State
-from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.helpers.crash.record_stores import make_record, open_store
-
-async def main():
-    store = open_store(Path(sys.argv[1]))
-    await store.all()
-    print(json.dumps("ready"), flush=True)
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        got = []
-        for device in json.loads(line):
-            try:
-                record = make_record(f"{sys.argv[2]}-{device}", device, State.PREPARING, store.folder.process.id)
-                # A write that seemed to fail may have succeeded.
-                await store.do(lambda records: records.read(record.uid) or records.insert(record))
-                got.append(device)
-            except (DeviceHeldError, RecordsError):
-                pass
-        await store.check_files()
-        print(json.dumps(got), flush=True)
-    await store.close()
-
-asyncio.run(main())
-"""
-
-
-class Worker:
-    """An instance in a separate process, which tries to get devices."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    @classmethod
-    async def start(cls, folder: Path, name: str) -> Worker:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WORKER, str(folder), name, stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
-        )  # fmt: skip
-        worker = cls(process)
-        assert await worker.result() == "ready"
-        return worker
-
-    def request(self, devices: list[str]) -> None:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(devices).encode() + b"\n")
-
-    async def result(self) -> Any:
-        assert self.process.stdout
-        async with asyncio.timeout(60):
-            return json.loads(await self.process.stdout.readline())
-
-    async def stop(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        await self.process.wait()
-
-
-def damage(folder: Path, trial: int) -> None:
-    """Removes or replaces the folder, or removes or overwrites some of its files."""
-    chance = random.Random(trial)
-    match chance.choice(["folder removed", "folder replaced", "removed", "overwritten", "truncated"]):
-        case "folder removed":
-            remove(folder)
-        case "folder replaced":
-            (folder / "other").mkdir()
-            (folder / "other" / NODE_FILE).write_bytes(chance.randbytes(chance.choice([0, 9, 8192])))
-            remove(folder)
-            with contextlib.suppress(OSError):  # an instance was faster
-                (folder / "other").rename(folder / RECORDS)
-            shutil.rmtree(folder / "other", ignore_errors=True)
-        case change:
-            files = sorted((folder / RECORDS).glob("[!.]*.json"))
-            for file in chance.sample(files, min(5, len(files))):
-                if change == "removed":
-                    file.unlink(missing_ok=True)
-                elif file.exists():
-                    os.truncate(file, 20) if change == "truncated" else file.write_bytes(chance.randbytes(100))
-
-
-@pytest.mark.crash
-async def test_damage_while_two_instances_write_loses_no_claim_of_either(tmp_path: Path) -> None:
-    """Each instance also requests the devices that the other one got before the damage, and never gets them."""
-    names = "ab"
-    workers = {name: await Worker.start(tmp_path, name) for name in names}
-    holders: dict[str, str] = {}
-    try:
-        for trial in range(30):
-            devices = {name: [f"d-{trial}-{name}-{i}" for i in range(6)] for name in names}
-            for worker in (*workers.values(), *workers.values()):
-                worker.request([])  # it repairs its files, and then reads the repairs of the other
-                await worker.result()
-            before = [d for d in holders if d.startswith(f"d-{trial - 1}-")]
-            for name, worker in workers.items():
-                worker.request(devices[name] + [d for d in before if holders[d] != name])
-            await asyncio.sleep(0.0005 * (trial % 12))
-            damage(tmp_path, trial)
-            for name, worker in workers.items():
-                for device in await worker.result():
-                    assert device not in holders, f"{device} of {holders[device]} is allocated to {name}"
-                    holders[device] = name
-    finally:
-        for worker in workers.values():
-            await worker.stop()
-    assert len(holders) > 150
-    async with instance(tmp_path) as store:
-        recorded = {r.devices[0]["device"]: (r.uid[0], str(r.state)) for r in await store.all()}
-    assert recorded == {device: (name, "Preparing") for device, name in holders.items()}
 
 
 # --- a folder that is removed or replaced ---------------------------------------------------------------

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
-
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.helpers.crash.harness import DRIVER, ROOT, NodeHarness, node_harness
 from tests.helpers.crash.record_stores import records_locked

@@ -7,13 +7,10 @@ checkpoint.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_devkit.hosts import described
 from dra_devkit.kubernetes_releases import Features

@@ -289,6 +289,7 @@ def check_moments(instances: int, moments: slice, subsets: int) -> Counter[str]:
                 shutil.rmtree(folder / "disk")
                 count["starts"] += 1
     print(f"{instances} instances: {dict(count)}")
+    assert count["with recovery"] * 10 < count["starts"], "a record that is synced needs no recovery"
     return count
 
 

@@ -1,9 +1,8 @@
-"""The work on opaque parameters is bounded: one validation per distinct entry, at most ten faults, one inspection of the types."""
+"""The work on opaque parameters is bounded: one validation per distinct entry, and at most ten faults."""
 
 from __future__ import annotations
 
 import json
-import random
 import time
 from typing import Any
 
@@ -29,20 +28,6 @@ READER = ConfigReader(DRIVER, KINDS)
 THREAD = 0.5  # CPU seconds in a thread for one claim
 
 
-class CallCounter:
-    """Counts the calls of a function of msgspec."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        self.calls = 0
-        function = getattr(owner, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counted)
-
-
 def entry(parameters: JSON, source: str = "FromClaim", requests: list[str] | None = None) -> JSON:
     return {"source": source, "requests": requests or [], "opaque": {"driver": DRIVER, "parameters": parameters}}
 
@@ -54,10 +39,7 @@ def head(kind: type[Config], **fields: Any) -> JSON:
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_worst_texts_are_validated_in_bounded_time_with_few_faults(
-    kind: type[Config], shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inspections = CallCounter(monkeypatch, msgspec.structs, "fields")
+def test_the_worst_texts_are_validated_in_bounded_time_with_few_faults(kind: type[Config], shape: str) -> None:
     config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(kind, shape)]
     encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
     began = time.thread_time()
@@ -68,7 +50,6 @@ def test_the_worst_texts_are_validated_in_bounded_time_with_few_faults(
         assert sum(len(fault.encode()) for fault in e.faults) < 16 * 1024
         assert len(e.message.encode()) < 2048
     assert time.thread_time() - began < THREAD * MACHINE
-    assert inspections.calls <= len(KINDS) + 1  # each kind and the nested struct
 
 
 def test_an_entry_for_many_requests_is_validated_once() -> None:
@@ -88,21 +69,6 @@ def test_an_entry_for_many_requests_is_validated_once() -> None:
         "1 FromClass"
     ]
     assert checked == 2, "two distinct entries"
-
-
-def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fresh(Config):
-        size: int = 0
-
-    class Derived(Fresh):
-        more: int = 0
-
-    inspections = CallCounter(monkeypatch, msgspec.structs, "fields")
-    for _ in range(3):
-        for kind, names in ((Fresh, "there are size"), (Derived, "there are more, size")):
-            with pytest.raises(ConfigError, match=names):
-                resolve([entry({"zzz": 1, "yyy": 1})], [kind], DRIVER, "r")
-    assert inspections.calls == 2
 
 
 @pytest.mark.cases(5)
@@ -139,31 +105,6 @@ async def test_small_parameters_are_resolved_on_the_event_loop_and_large_ones_in
                 found = await resolver.resolve(encoded, [("r", Device("d"))])
                 assert isinstance(found[0], DraError | tuple)
         assert max(steps, default=0) < worst_parameters.LIMIT * MACHINE, shape
-
-
-def test_random_mixtures_of_worst_texts_are_bounded() -> None:
-    """Searches for slow mixtures of shapes within and across entries. Each step varies the slowest mixture."""
-    rng, best, slowest = random.Random(18), list(SHAPES)[:4], 0.0
-    for _ in range(12):
-        mixture = [*rng.sample(best, 2), *rng.sample(list(SHAPES), 2)]
-        kind = rng.choice(KINDS)
-        config = []
-        for i in range(worst_parameters.ENTRIES):
-            fields: JSON = {}
-            for shape in mixture:
-                for key, value in SHAPES[shape](i, (worst_parameters.PARAMETERS - 400) // len(mixture)).items():
-                    fields[key] = {**fields[key], **value} if isinstance(value, dict) and key in fields else value
-            config.append(entry(head(kind, **fields)))
-        encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
-        began = time.thread_time()
-        try:
-            resolve(encoded, KINDS, DRIVER, "r")
-        except ConfigError as e:
-            assert len(e.faults) <= MAX_FAULTS + 1
-        taken = time.thread_time() - began
-        assert taken < THREAD * MACHINE, (kind, mixture)
-        if taken > slowest:
-            slowest, best = taken, mixture
 
 
 # --- JSON that Go reads and msgspec does not --------------------------------------------------------------

@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dra_kubeletplugin import (
     Claim,
     ContainerEdits,
@@ -29,7 +27,7 @@ from dra_kubeletplugin import (
     SharedStep,
 )
 from dra_kubeletplugin.cdi import directory
-from dra_kubeletplugin.claims.store import files, folder
+from dra_kubeletplugin.claims.store import folder
 from dra_kubeletplugin.plugin.grpc import NodeService
 from tests.helpers.crash.kill_points import kill_at, wrap_method
 
@@ -40,25 +38,6 @@ RECOVERED = {"from": "hardware"}
 SURROGATE = "a vendor's text \udcff"  # cannot be encoded
 DELAY = float(os.environ.get("CRASH_DELAY", "0"))
 DEVICES = int(os.environ.get("CRASH_DEVICES", "4"))
-
-PREPARE_POINTS = (
-    "prepare: before set-up",
-    "prepare: between two steps of set-up",
-    "prepare: after set-up",
-    "prepare: before hardware",
-    "prepare: between two steps of hardware",
-    "prepare: after hardware",
-    "prepare: before reply",
-)
-UNPREPARE_POINTS = (
-    "unprepare: before hardware",
-    "unprepare: between two steps of hardware",
-    "unprepare: after hardware",
-    "unprepare: before teardown",
-    "unprepare: between two steps of teardown",
-    "unprepare: after teardown",
-    "unprepare: before reply",
-)
 
 
 class Crash(Driver):
@@ -96,7 +75,6 @@ class Crash(Driver):
         if consume_fault("prepare-answers-nothing"):
             return None  # type: ignore[return-value]
         claim.shared_step(self.setup_power, "card")
-        kill_at("prepare: before hardware")
         for d in claim.devices:
             claim.on_undo(self.release, device=d.name)
             acquire(d.name, "a", claim.uid)
@@ -112,7 +90,6 @@ class Crash(Driver):
         return [d.prepared(ContainerEdits(env={f"CRASH_{d.name[2:]}": claim.uid})) for d in claim.devices]
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        kill_at("unprepare: before hardware")
         if consume_fault("unprepare-hangs"):
             time.sleep(2)
         if consume_fault("unprepare-raises"):
@@ -126,11 +103,9 @@ class Crash(Driver):
         if consume_fault("undo-raises"):
             raise StopAsyncIteration
         release(device, "b", claim.uid)
-        kill_at("unprepare: between two steps of hardware")
         if DELAY:
             time.sleep(DELAY)
         release(device, "a", claim.uid)
-        kill_at("unprepare: after hardware")
 
     def setup_power(self, card: str) -> None:
         kill_at("prepare: before set-up")
@@ -140,18 +115,13 @@ class Crash(Driver):
             if not path.exists():
                 check_unused(card)
             path.touch()
-            kill_at("prepare: between two steps of set-up")
-        kill_at("prepare: after set-up")
 
     def teardown_power(self, card: str) -> None:
-        kill_at("unprepare: before teardown")
         if consume_fault("teardown-raises"):
             raise OSError("the card does not respond")
         check_unused(card)
         for path in reversed(POWER):
             path.unlink(missing_ok=True)
-            kill_at("unprepare: between two steps of teardown")
-        kill_at("unprepare: after teardown")
 
     def recover(self) -> list[RecoveredClaim]:
         if consume_fault("recover-raises") or is_fault_active("recover-fails"):
@@ -203,34 +173,16 @@ def release(device: str, step: str, uid: str) -> None:
 # --- outside the driver -------------------------------------------------------------------------------
 
 
-def add_points_before_replies() -> None:
-    for method in ("prepare", "unprepare"):
-        original = getattr(NodeService, method)
+def add_point_before_reply() -> None:
+    original = NodeService.prepare
 
-        async def reply_and_kill(
-            self: Any, request: Any, kind: Any, original: Any = original, method: str = method
-        ) -> Any:
-            response = await original(self, request, kind)
-            if request.claims:
-                kill_at(f"{method}: before reply")
-            return response
+    async def reply_and_kill(self: Any, request: Any, kind: Any) -> Any:
+        response = await original(self, request, kind)
+        if request.claims:
+            kill_at("prepare: before reply")
+        return response
 
-        setattr(NodeService, method, reply_and_kill)
-
-
-def record_syncs() -> None:
-    """Copies all records to the file ``synced`` when the plugin has synced them. A power failure loses no older record."""
-
-    def copy(path: Path) -> None:
-        if not (path / files.LOCK).exists():
-            return  # another folder
-        copied = {p.name: p.read_text(errors="replace") for p in path.iterdir() if p.suffix in {".json", ".synced"}}
-        synced_file = HARDWARE.parent / "synced"
-        synced_file.with_suffix(".new").write_bytes(msgspec.json.encode(copied))
-        synced_file.with_suffix(".new").rename(synced_file)
-
-    for module in (files, folder):
-        wrap_method(module, "sync_folder", lambda _: None, copy)
+    NodeService.prepare = reply_and_kill  # type: ignore[method-assign]
 
 
 def inject_faults() -> None:
@@ -265,7 +217,5 @@ def is_fault_active(name: str) -> bool:
     return (FAULTS / name).exists()
 
 
-if HARDWARE.is_dir():  # only in the plugin's process: tests import this module for the names of its points
-    record_syncs()
-    add_points_before_replies()
-    inject_faults()
+add_point_before_reply()
+inject_faults()

@@ -56,7 +56,7 @@ class Steps:
 
     def __init__(self, folder: str, last: int) -> None:
         self._folder = folder
-        self._of_test = (f"{folder}/faults/", f"{folder}/synced")
+        self._of_test = f"{folder}/faults/"
         self._last = last
         self._count = 0
         self._is_armed = False

@@ -43,7 +43,6 @@ from tests.helpers.crash.forked_plugins import Order
 from tests.helpers.crash.record_stores import remove_records
 from tests.helpers.pod_resources import listing_pods
 
-os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 DRIVER = "crash.example.com"
 _TIMEOUT = 60.0  # seconds
 _MISSES = 3  # unreached steps, or faults, in a row that end a sweep: the number of steps differs between runs
