@@ -4,7 +4,7 @@
 
 The schemas are the OpenAPI v3 schemas of a server, with short names. kubectl's Go types add ``go`` to a field: ``p`` for a pointer and
 ``a`` for a field that is written even if it is empty. The protobuf messages add ``wire``: see ``protobuf_numbers``. The modules
-``types_newer_fields`` and ``types_pod_groups`` contain the kinds that these sources lack.
+``types_newer_fields``, ``types_pod_groups`` and ``types_network_policies`` contain the kinds that these sources lack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dra_kubeletplugin.base.json_types import JSON
 
-from . import protobuf_numbers, types_newer_fields, types_pod_groups
+from . import protobuf_numbers, types_network_policies, types_newer_fields, types_pod_groups
 from .go_structs import GoField, read
 
 OUT = Path(__file__).parents[2] / "packages/devkit/src/dra_devkit/schemas/types.json"
@@ -119,11 +119,21 @@ def main(schemas: str, messages: str, kubectl: str) -> None:
     write(kinds, types.found, json.loads(Path(messages).read_text()))
 
 
+def extended(kinds: dict[str, str], types: JSON) -> tuple[dict[str, str], JSON]:
+    """Returns the kinds and types, and those that the sources lack."""
+    added = (
+        types_pod_groups.kinds_and_types(),
+        types_network_policies.kinds_and_types(),
+        protobuf_numbers.discovery_types(),
+    )
+    for more_kinds, more_types in added:
+        kinds, types = kinds | more_kinds, types | more_types
+    return types_newer_fields.extended(kinds, types)
+
+
 def write(kinds: dict[str, str], types: JSON, messages: JSON) -> None:
     """Writes the file, including the types that the sources lack."""
-    for more_kinds, more_types in (types_pod_groups.kinds_and_types(), protobuf_numbers.discovery_types()):
-        kinds, types = kinds | more_kinds, types | more_types
-    kinds, types = types_newer_fields.extended(kinds, types)
+    kinds, types = extended(kinds, types)
     types = protobuf_numbers.numbered(types, protobuf_numbers.with_newer_messages(messages))
     content = json.dumps({"kinds": kinds, "types": types}, separators=(",", ":"), sort_keys=True)
     OUT.write_text(content.replace('},"', '},\n"') + "\n")

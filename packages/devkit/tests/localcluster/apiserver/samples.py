@@ -107,6 +107,7 @@ SAMPLES: dict[str, JSON] = {
     "ValidatingWebhookConfiguration": HOOKS, "MutatingWebhookConfiguration": HOOKS,
     "PriorityClass": {"value": 5},
     "SelfSubjectAccessReview": ACCESS_REVIEW, "SubjectAccessReview": ACCESS_REVIEW, "LocalSubjectAccessReview": ACCESS_REVIEW,
+    "NetworkPolicy": {"spec": {"podSelector": SELECTOR, "ingress": [{"ports": [{"port": "http"}], "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}},
     "PodDisruptionBudget": {"spec": {"minAvailable": 1, "selector": SELECTOR}},
     "CustomResourceDefinition": {
         "spec": {"group": "example.com", "scope": "Cluster", "names": {"plural": "samples", "kind": "Sample"}, "versions": VERSIONS}

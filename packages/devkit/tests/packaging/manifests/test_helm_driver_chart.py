@@ -99,7 +99,8 @@ async def test_an_admin_finds_all_objects_of_an_installed_chart_by_its_name(tmp_
     chart = chart_of(ROOT / "drivers/pci/deploy/values.yaml", tmp_path / "charts")
     async with LocalCluster(("node-1",)) as cluster:
         place = ("--namespace", "dra-pci")
-        notes = await run(cluster, "helm", "install", "pci", str(chart), *place, "--create-namespace")
+        policy = ("--set", "features.networkPolicy=true")
+        notes = await run(cluster, "helm", "install", "pci", str(chart), *place, *policy, "--create-namespace")
         assert "kubectl rollout status daemonset/pci --namespace dra-pci" in notes
         assert "Made by" not in notes
         selector = ("-l", "app.kubernetes.io/name=pci")
@@ -110,7 +111,10 @@ async def test_an_admin_finds_all_objects_of_an_installed_chart_by_its_name(tmp_
         assert installed and installed <= {
             f"{n.partition('/')[0].partition('.')[0]}/{n.partition('/')[2]}" for n in named
         }
+        policies = await run(cluster, "kubectl", "get", "netpol", *place, *selector, "--no-headers")
+        assert policies.split()[:2] == ["pci", "app.kubernetes.io/name=pci"]
         await run(cluster, "helm", "uninstall", "pci", *place, TIMEOUT)
+        assert await run(cluster, "kubectl", "get", "netpol", *place, "-o", "name") == ""
 
 
 # --- node feature discovery ---------------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def test_every_form_can_be_applied_with_strict_validation(kubectl: Kubectl
     forms = [EVERYTHING, ON_NODE, with_features("namespace")]
     forms += [merged(EVERYTHING, d.values) for d in SOURCE.distributions.values()]
     for form in forms:
-        manifests = [m for m in plain(form) if m["kind"] != "NetworkPolicy"]  # see below
+        manifests = plain(form)
         documents = text(manifests)
         output = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=documents)
         assert output.count("serverside-applied") == len(manifests), output
@@ -116,8 +116,7 @@ async def test_the_output_of_helm_can_be_applied_with_strict_validation(
     kubectl: Kubectl, renderings: Renderings
 ) -> None:
     await kubectl("create", "namespace", EVERYTHING["namespace"])
-    # The local cluster has no network between pods, so it refuses network policies.
-    manifests = [m for m in renderings.helmed(EVERYTHING) if m["kind"] != "NetworkPolicy"]
+    manifests = renderings.helmed(EVERYTHING)
     output = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
     assert output.count("serverside-applied") == len(manifests), output
 

@@ -349,6 +349,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         ("PreemptionPolicy", 0, value_at("preemptionPolicy")),
     ),
+    "networkpolicies.networking.k8s.io": (NAME, ("Pod-Selector", 0, _selector("spec", "podSelector")), AGE),
     "poddisruptionbudgets.policy": (
         NAME,
         ("Min Available", 0, value_at("spec", "minAvailable", default="N/A")),

@@ -244,7 +244,7 @@ KINDS = (
         refused=_NO_METRICS,
     ),
     ServedKind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
-    ServedKind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
+    ServedKind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",)),
     ServedKind("coordination.k8s.io", _V1, "Lease", "leases", True),
     ServedKind(
         "events.k8s.io",

@@ -154,6 +154,15 @@ def _service(obj: JSON) -> None:
         spec.setdefault("ipFamilyPolicy", "SingleStack")
 
 
+def _network_policy(obj: JSON) -> None:
+    spec = _spec(obj)
+    ingress, egress = spec.get("ingress") or [], spec.get("egress") or []
+    if not spec.get("policyTypes"):
+        spec["policyTypes"] = ["Ingress", "Egress"] if egress else ["Ingress"]
+    for port in [port for rule in (*ingress, *egress) for port in rule.get("ports") or ()]:
+        port.setdefault("protocol", "TCP")
+
+
 def _secret(obj: JSON) -> None:
     import base64
 
@@ -261,6 +270,7 @@ _KINDS: Mapping[str, Callable[[JSON], None]] = {
     "replicasets.apps": _replica_set,
     "daemonsets.apps": _daemon_set,
     "jobs.batch": _job,
+    "networkpolicies.networking.k8s.io": _network_policy,
     "priorityclasses.scheduling.k8s.io": _priority_class,
     "rolebindings.rbac.authorization.k8s.io": _binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _binding,

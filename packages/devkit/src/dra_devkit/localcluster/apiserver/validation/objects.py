@@ -23,6 +23,7 @@ from ....validation import metadata
 from ..kinds import ServedKind
 from . import policies
 from .label_selectors import label_selector
+from .network_policies import validate_network_policy
 from .pod_groups import validate_group, validate_group_status
 from .pods import validate_pod, validate_template, validate_update
 from .pool_status_requests import validate_request, validate_request_status
@@ -349,6 +350,7 @@ _RULES: Mapping[str, Callable[[ReadOnlyJSON, ReadOnlyJSON | None], list[FieldErr
     f"clusterrolebindings.{_RBAC_GROUP}": _role_binding,
     "priorityclasses.scheduling.k8s.io": _priority,
     _POD_GROUPS: validate_group,
+    "networkpolicies.networking.k8s.io": validate_network_policy,
     "poddisruptionbudgets.policy": _budget,
     "validatingadmissionpolicies.admissionregistration.k8s.io": policies.policy,
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": policies.policy_binding,

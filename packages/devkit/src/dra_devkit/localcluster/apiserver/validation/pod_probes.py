@@ -65,12 +65,13 @@ def _handler(handler: ReadOnlyJSON, path: str, kinds: Sequence[str]) -> Iterator
             if not how.get("command"):
                 yield required(f"{at}.command")
         elif kind != "sleep":
-            yield from _port(how.get("port"), f"{at}.port")
+            yield from validate_port(how.get("port"), f"{at}.port")
         if kind == "httpGet" and how.get("scheme", "HTTP") not in _SCHEMES:
             yield unsupported(f"{at}.scheme", how["scheme"], _SCHEMES)
 
 
-def _port(port: Any, path: str) -> Iterator[FieldError]:
+def validate_port(port: Any, path: str) -> Iterator[FieldError]:
+    """Yields the error of a port, which is a number or a name."""
     if isinstance(port, str):
         if len(port) > 15 or not _PORT_NAME.fullmatch(port) or not any(c.isalpha() for c in port) or "--" in port:
             yield invalid(path, port, "must be a valid port name of at most 15 characters (e.g. http or http-2)")

@@ -20,6 +20,7 @@ _COST = (
 )
 _CONVERSION = "the local cluster does not call conversion webhooks: every version of the kind has the same fields"
 _TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate {} is off"
+_NETWORK_POLICY = "the local cluster has no pod network: it stores NetworkPolicies but does not enforce them"
 _LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\(")
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
@@ -28,6 +29,8 @@ def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> It
     """Yields a warning for each part of the object that has no effect in the local cluster, or that Kubernetes may reject."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.enforced_taint_rules:
         yield _TAINTS.format(features.taint_rules_gate)
+    if kind.storage == "networkpolicies.networking.k8s.io":
+        yield _NETWORK_POLICY
     if kind.plural in _WEBHOOKS:
         for hook in obj.get("webhooks") or ():
             if (hook.get("clientConfig") or {}).get("service"):
