@@ -54,5 +54,6 @@ CLASSES = Resource(GROUP, "v1", "deviceclasses")
 SLICES = Resource(GROUP, "v1", "resourceslices")
 # A server has this kind in other versions than the kinds above, or not at all.
 TAINT_RULES = Resource(GROUP, "v1", "devicetaintrules")
-# A server has this alpha kind in one of several versions, or not at all.
+# A server has these alpha kinds in one of several versions, or not at all.
+POOL_STATUS_REQUESTS = Resource(GROUP, "v1alpha3", "resourcepoolstatusrequests")
 POD_GROUPS = Resource("scheduling.k8s.io", "v1beta1", "podgroups", namespaced=True)

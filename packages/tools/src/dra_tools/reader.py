@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dra_devkit.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS
+from dra_devkit.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS, all_versions
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, QuestionError
 from dra_kubeletplugin.kube import KubeClient, Resource
@@ -23,6 +23,7 @@ from dra_kubeletplugin.kube.resource import (
     NODES,
     POD_GROUPS,
     PODS,
+    POOL_STATUS_REQUESTS,
     QUOTAS,
     SLICES,
     TAINT_RULES,
@@ -39,7 +40,11 @@ _MAX_EVENTS_OF = 50  # maximum number of pods whose events are read
 Progress = Callable[[str, int], None]
 SelectorSource = Callable[[Snapshot], Iterable[Mapping[str, Any]] | None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES, TAINT_RULES, POD_GROUPS)
-OPTIONAL = {TAINT_RULES: API_VERSIONS, POD_GROUPS: POD_GROUP_VERSIONS}
+OPTIONAL = {
+    TAINT_RULES: API_VERSIONS,
+    POD_GROUPS: POD_GROUP_VERSIONS,
+    POOL_STATUS_REQUESTS: all_versions("ResourcePoolStatusRequest"),
+}
 """The kinds that not every server serves, each with the versions that are known, preferred first."""
 _KINDS_WITH_SELECTORS = {CLAIMS.plural, TEMPLATES.plural, CLASSES.plural}
 CONSEQUENCES = {

@@ -97,7 +97,7 @@ def add_simulate(simulate: Parser) -> None:
 def add_top(top: Parser) -> None:
     top.description = (
         "Shows devices by node, PCIe root, NUMA node and partition, with their holders and health, and why pods wait: live, until q. "
-        "Works with any cluster and driver, and only reads. ? shows the keys."
+        "Works with any cluster and driver, and only reads, except with --pool-status. ? shows the keys."
     )
     top.epilog = (
         "Exit code of a table: 0 all objects of the kinds that it shows were read and evaluated; 2 there is no table, or no such node "
@@ -110,8 +110,15 @@ def add_top(top: Parser) -> None:
     )
     top.add_argument("--filter", metavar="WORDS", default="", help=text)
     top.add_argument(
-        "--once", action="store_true", help="print a table once and exit; -o json, -o yaml and -f also print once"
+        "--once",
+        action="store_true",
+        help="print a table once and exit; -o json, -o yaml, -f and --pool-status also print once",
     )
+    text = (
+        "also show what the control plane counts in each pool: creates a ResourcePoolStatusRequest for each driver, and deletes it; "
+        "prints once"
+    )
+    top.add_argument("--pool-status", action="store_true", help=text)
     text = (
         "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; prints a table once and exits; "
         "may be repeated"

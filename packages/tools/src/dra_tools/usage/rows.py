@@ -206,11 +206,72 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCount:
+    """How many partitions of a type a pool has, and how many more its counters allow."""
+
+    type: str
+    total: int
+    allocatable: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCount:
+    """The capacity of the devices of a pool that claims share, as quantities."""
+
+    name: str
+    total: str
+    consumed: str
+    available: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCount:
+    """What the control plane counted in a pool (``ResourcePoolStatusRequest``). The numbers are None if it could not count.
+
+    Args:
+        partitions: from Kubernetes 1.37, with the gate ``DRAPartitionableDevicesType``.
+        capacity: from Kubernetes 1.37.
+        error: why a number or a view is missing; empty if none is.
+    """
+
+    generation: int = 0
+    devices: int | None = None
+    allocated: int | None = None
+    available: int | None = None
+    unavailable: int | None = None
+    partitions: tuple[PartitionCount, ...] = ()
+    capacity: tuple[CapacityCount, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """A pool: what ``dra top`` counts, and what the control plane counted.
+
+    Args:
+        node: the node of all its devices; empty if there are several.
+        held: devices that claims hold as a whole or in shares.
+        counted: None if the control plane did not count the pool.
+    """
+
+    driver: str
+    pool: str
+    node: str
+    devices: int = 0
+    held: int = 0
+    free: int = 0
+    blocked: int = 0
+    unavailable: int = 0
+    counted: PoolCount | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All devices, counter sets, nodes and waiting pods at one moment, as ``dra top`` and the status page show them.
 
     Args:
         title: the object that it describes, such as a cluster.
+        pools: the pools with the counts of the control plane; only with ``dra top --pool-status``.
         unavailable: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
         gaps: a sentence for each kind of object that could not be read, with the consequence.
         notes: other remarks for the user.
@@ -220,6 +281,7 @@ class Overview:
     devices: tuple[DeviceRow, ...] = ()
     sets: tuple[CounterRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
+    pools: tuple[PoolRow, ...] = ()
     waiting: tuple[PodRow, ...] = ()
     count: Count = field(default_factory=Count)
     gaps: tuple[str, ...] = ()

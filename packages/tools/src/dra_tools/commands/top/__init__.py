@@ -1,4 +1,7 @@
-"""``dra top``: shows devices, their holders and health, and waiting pods, on any cluster; it only reads."""
+"""``dra top``: shows devices, their holders and health, and waiting pods, on any cluster.
+
+It only reads, except for the requests of ``--pool-status``, which it deletes.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ from ...scheduler_view import SchedulerView
 from ...snapshot import Snapshot
 from ...top.live import LiveOverview
 from ...top.overview import overview
+from ...top.pools import PoolCounts, count_pools, pool_rows
 from ...unevaluated.objects import all_not_evaluated, parts_of_slice
 from ...usage.arranging import matching, matching_pods
 from ...usage.rows import Overview, PodReason
@@ -50,15 +54,25 @@ _ABSENT = (
 
 def top(args: argparse.Namespace) -> int:
     """Prints the table or runs the live screen. Raises :class:`DraError`."""
-    if args.once or args.files or args.output != TEXT:
+    if args.files and args.pool_status:
+        raise SettingsError("--pool-status asks the control plane of a cluster and cannot be combined with --file")
+    if args.once or args.files or args.pool_status or args.output != TEXT:
+        counts = PoolCounts()
         with Progress() as progress:
-            snapshot = _snapshot(args, progress)
+            snapshot = _snapshot(args, progress, counts)
             _check_names(snapshot, args)
             found = explained_overview(snapshot, args.node, progress, args.namespace or "")
-        is_whole = not (snapshot.gaps or snapshot.unread or all_not_evaluated(snapshot))
+        if args.pool_status:
+            found = replace(
+                found, gaps=(*found.gaps, *counts.gaps), pools=tuple(pool_rows(found.devices, counts, args.node))
+            )
+        is_whole = not (found.gaps or snapshot.unread or all_not_evaluated(snapshot))
         code = Exit.SUCCESS if is_whole else Exit.UNKNOWN
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
+        if args.filter:
+            matched = {(d.driver, d.pool) for d in devices}
+            shown = replace(shown, pools=tuple(p for p in found.pools if (p.driver, p.pool) in matched))
         if args.output != TEXT:
             write(shown, args.output)
             return code
@@ -81,11 +95,20 @@ def _columns() -> int:
     return terminal_columns() if sys.stdout.isatty() or os.environ.get("COLUMNS") else _NO_LIMIT
 
 
-def _snapshot(args: argparse.Namespace, progress: Progress) -> Snapshot:
+def _snapshot(args: argparse.Namespace, progress: Progress, counts: PoolCounts) -> Snapshot:
+    """Reads the objects. With ``--pool-status``, adds what the control plane counts to ``counts``."""
     if args.files:
         return snapshot_of(from_files(args.files))
     config = config_of(args)
-    return read_cluster(config, namespace_of(args, config), progress, then=with_events_of_waiting)
+
+    async def read_more(client: KubeClient, snapshot: Snapshot) -> Snapshot:
+        if args.pool_status:
+            progress("waiting for the control plane to count the pools")
+            found = await count_pools(client, (sl["spec"]["driver"] for sl in snapshot.slices))
+            counts.found, counts.gaps = found.found, found.gaps
+        return await with_events_of_waiting(client, snapshot)
+
+    return read_cluster(config, namespace_of(args, config), progress, then=read_more)
 
 
 def _check_names(snapshot: Snapshot, args: argparse.Namespace) -> None:

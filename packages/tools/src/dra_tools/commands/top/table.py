@@ -8,14 +8,17 @@ from collections.abc import Iterator, Sequence
 from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.age import age, ago
 from dra_kubeletplugin.base.terminal import on_one_line
+from dra_kubeletplugin.cli.shell.output import columns
 
 from ...usage.arranging import FOLD_ABOVE, Group, arranged, waiting_title
 from ...usage.cards import lines
-from ...usage.rows import Overview, PodRow
+from ...usage.rows import Overview, PodRow, PoolCount, PoolRow
 from ...usage.view import notes, sets_by_key, tiles
 from .lines import Piece, Widths, device_line, group_line
 
 _NO_BREAK = "\u00a0"
+_POOL_TITLE = "pools: counted by the control plane / by dra top"
+_POOL_HEAD = ("POOL", "DEVICES", "HELD", "FREE", "UNAVAILABLE", "MORE")
 _CODES = {"bold red": "1;31", "bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -37,6 +40,11 @@ def table(found: Overview, style: Style, width: int, *, whole: bool = False) -> 
         yield ""
         widths = Widths.of(groups, (), width, node=False, driver=False)
         yield from (_painted(group_line(group, widths.group, folded=True), style, width) for group in groups)
+    if found.pools:
+        yield ""
+        yield style.bold(_POOL_TITLE)
+        for line in columns([_POOL_HEAD, *map(_pool, found.pools)]):
+            yield _painted([("  " + line, "")], style, width)
     if found.count.waiting:
         yield ""
         yield style.bold(waiting_title(len(found.waiting), found.count.waiting))
@@ -53,6 +61,21 @@ def _devices(found: Overview, groups: Sequence[Group], style: Style, width: int)
         yield ""
         yield _painted(group_line(group, widths.group), style, width)
         yield from (_painted(device_line(line, widths), style, width) for line in members)
+
+
+def _pool(row: PoolRow) -> tuple[str, ...]:
+    """Returns the cells of a pool: pairs of the control plane's number and the number of ``dra top``."""
+    found = row.counted or PoolCount(error="not counted")
+    pairs = (
+        (found.devices, row.devices),
+        (found.allocated, row.held),
+        (found.available, row.free),
+        (found.unavailable, row.blocked + row.unavailable),
+    )
+    more = [f"{p.allocatable} of {p.total} {p.type} allocatable" for p in found.partitions]
+    more += [f"{c.name} {c.available} of {c.total} available" for c in found.capacity]
+    cells = (f"{'-' if counted is None else counted} / {own}" for counted, own in pairs)
+    return (f"{row.driver}/{row.pool}", *cells, "; ".join(filter(None, (*more, found.error))))
 
 
 def _pods(pods: Sequence[PodRow], width: int) -> Iterator[str]:
