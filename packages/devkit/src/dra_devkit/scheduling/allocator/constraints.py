@@ -38,25 +38,20 @@ class Constraint(ABC):
     def __init__(self, attribute: str, requests: list[str]) -> None:
         self.attribute = attribute
         self.requests = frozenset(requests)
+        self._added: list[Values] = []
 
     def covers(self, request: str, subrequest: str) -> bool:
         if not self.requests or request in self.requests:
             return True
         return bool(subrequest) and f"{request}/{subrequest}" in self.requests
 
-    def add(self, request: str, value: ReadOnlyJSON | None) -> bool:
-        """Adds a device that has a value. Returns False, without adding it, if the device violates the constraint."""
-        return value is not None and self._add(request, _values(value))
-
-    def remove(self, request: str, subrequest: str) -> None:
-        if self.covers(request, subrequest):
-            self._remove(request)
-
     @abstractmethod
-    def _add(self, request: str, values: Values) -> bool: ...
+    def add(self, request: str, values: Values) -> bool:
+        """Adds a device with its values. Returns False, without adding it, if the device violates the constraint."""
 
-    @abstractmethod
-    def _remove(self, request: str) -> None: ...
+    def remove(self, request: str) -> None:
+        """Removes the device of the request that was added last."""
+        self._added.pop()
 
 
 class MatchAttributeConstraint(Constraint):
@@ -65,36 +60,21 @@ class MatchAttributeConstraint(Constraint):
     The attribute may be a list of values (KEP-5491).
     """
 
-    def __init__(self, attribute: str, requests: list[str]) -> None:
-        super().__init__(attribute, requests)
-        self._common: list[Values] = []  # the common values after each added device
-
-    def _add(self, request: str, values: Values) -> bool:
-        common = self._common[-1] & values if self._common else values
-        if not common:
-            return False
-        self._common.append(common)
-        return True
-
-    def _remove(self, request: str) -> None:
-        self._common.pop()
+    def add(self, request: str, values: Values) -> bool:
+        common = self._added[-1] & values if self._added else values
+        if common:
+            self._added.append(common)
+        return bool(common)
 
 
 class DistinctAttributeConstraint(Constraint):
     """All devices have the attribute, and no two devices share a value of it."""
 
-    def __init__(self, attribute: str, requests: list[str]) -> None:
-        super().__init__(attribute, requests)
-        self._values: list[Values] = []  # of each added device
-
-    def _add(self, request: str, values: Values) -> bool:
-        if any(values & others for others in self._values):
+    def add(self, request: str, values: Values) -> bool:
+        if any(values & others for others in self._added):
             return False
-        self._values.append(values)
+        self._added.append(values)
         return True
-
-    def _remove(self, request: str) -> None:
-        self._values.pop()
 
 
 class LatestDistinctAttributeConstraint(Constraint):
@@ -102,19 +82,19 @@ class LatestDistinctAttributeConstraint(Constraint):
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         super().__init__(attribute, requests)
-        self._values: dict[str, Values] = {}
+        self._latest: dict[str, Values] = {}
 
-    def _add(self, request: str, values: Values) -> bool:
-        if any(values & others for others in self._values.values()):
+    def add(self, request: str, values: Values) -> bool:
+        if any(values & others for others in self._latest.values()):
             return False
-        self._values[request] = values
+        self._latest[request] = values
         return True
 
-    def _remove(self, request: str) -> None:
-        self._values.pop(request, None)
+    def remove(self, request: str) -> None:
+        self._latest.pop(request, None)
 
 
-def _values(attribute: ReadOnlyJSON) -> Values:
+def values_of(attribute: ReadOnlyJSON) -> Values:
     """Returns each value with its type, because a string and a version are never equal. A scalar counts as a list of one value."""
     return frozenset(
         (scalar, value)

@@ -56,7 +56,7 @@ class Search:
     def __init__(self, state: SearchState, pools: list[AllocatorPool], claims: Sequence[ReadOnlyJSON]) -> None:
         self.state = state
         self.pools = pools
-        self.by_pool = {(p.driver, p.name): p for p in pools}
+        self.by_pool = {p.key: p for p in pools}
         # Pools that are incomplete or invalid are ignored.
         self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
         self.held = state.in_use  # the devices that are not free as a whole
@@ -137,22 +137,20 @@ class Search:
     # --- the search -----------------------------------------------------------------------------
 
     def run(self) -> bool:
-        if self._claim(0):
+        if self._next_request(0, 0):
             return True
         if any(p.invalid for p in self.pools):
             raise NodeFault("invalid resource pools were encountered")
         return False
 
-    def _claim(self, index: int) -> bool:
+    def _next_request(self, index: int, position: int) -> bool:
+        """Finds the devices of a claim from its request number ``position`` on, and of all claims after it."""
         if index >= len(self.claims):
             return True
-        return self._next_request(index, 0)
-
-    def _next_request(self, index: int, position: int) -> bool:
         options = self.requests[index]
         if position >= len(options):
             try:
-                return self._claim(index + 1)
+                return self._next_request(index + 1, 0)
             except _TooMany:
                 return False
         if self._pruning and self._rest_cannot_fit(index, position):
@@ -177,7 +175,9 @@ class Search:
         The devices of one request are tried in published order only, from ``start`` on. Another order of the same
         devices would be the same solution.
         """
-        self._check_time()
+        self._steps += 1
+        if self._steps % _STEPS_PER_CHECK == 0:
+            self._check_deadline()
         if request.all is not None and not request.all:
             return False
         if n >= request.count:
@@ -185,28 +185,19 @@ class Search:
         if len(self.picks[index]) + request.count - n > MAX_RESULTS:
             raise _TooMany
         if request.all is not None:
-            undo = self._take(index, request, request.all[n], must=True)
-            if undo is None:
-                return False
-            try:
-                if self._devices(index, position, request, n + 1):
-                    return True
-            except _TooMany:
-                undo()
-                raise
-            undo()
+            candidates, places = request.all, range(n, n + 1)
+        elif self._pruning and self._too_few(index, request, request.count - n, start):
             return False
-        claim = self.claims[index]
-        if self._pruning and self._too_few(index, request, request.count - n, start):
-            return False
+        else:
+            candidates, places = self.candidates, range(start, len(self.candidates))
         failed: set[str] = set()
-        for place in range(start, len(self.candidates)):
-            candidate = self.candidates[place]
-            if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
+        for place in places:
+            candidate = candidates[place]
+            if not self._may_take(index, request, candidate):
                 continue
             if failed and self._equivalence_keys[id(candidate)] in failed:
                 continue
-            undo = self._take(index, request, candidate, must=False)
+            undo = self._take(index, request, candidate)
             if undo is None:
                 continue
             try:
@@ -218,16 +209,17 @@ class Search:
             undo()
             if self._pruning and not request.admin and not candidate.multiple:
                 failed.add(self._equivalence_keys[id(candidate)])
-        if not self._demands and self._steps > STEPS_BEFORE_PRUNING:
+        if request.all is None and not self._demands and self._steps > STEPS_BEFORE_PRUNING:
             self._start_pruning()
         return False
 
-    # --- time limit and pruning -----------------------------------------------------------------
+    def _may_take(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
+        """Returns whether a device is free, and accepted by the request."""
+        if not self._free(index, request, candidate):
+            return False
+        return request.all is not None or self._is_selectable(index, self.claims[index], request, candidate)
 
-    def _check_time(self) -> None:
-        self._steps += 1
-        if self._steps % _STEPS_PER_CHECK == 0:
-            self._check_deadline()
+    # --- time limit and pruning -----------------------------------------------------------------
 
     def _check_deadline(self) -> None:
         if self.state.cancelled or time.monotonic() > self._deadline:
@@ -260,12 +252,7 @@ class Search:
 
     def _too_few(self, index: int, request: PickedRequest, wanted: int, start: int) -> bool:
         """Returns whether the remaining devices cannot satisfy the request, however they are chosen."""
-        claim = self.claims[index]
-        fitting = [
-            c
-            for c in self.candidates[start:]
-            if self._free(index, request, c) and self._is_selectable(index, claim, request, c)
-        ]
+        fitting = [c for c in self.candidates[start:] if self._may_take(index, request, c)]
         return self._max_devices(fitting, request) < wanted
 
     def _max_devices(self, fitting: list[Candidate], request: PickedRequest) -> int:
@@ -303,12 +290,8 @@ class Search:
             return not takers or index not in takers
         return not takers and candidate.id not in self.held
 
-    def _take(
-        self, index: int, request: PickedRequest, candidate: Candidate, *, must: bool
-    ) -> Callable[[], None] | None:
-        """Takes a device tentatively. Returns a function that releases it, or None if it cannot be taken."""
-        if not self._free(index, request, candidate):
-            return None
+    def _take(self, index: int, request: PickedRequest, candidate: Candidate) -> Callable[[], None] | None:
+        """Takes a free device tentatively. Returns a function that releases it, or None if it cannot be taken."""
         pick = Pick(request, candidate)
         if candidate.multiple:
             amounts = self._amounts(request, candidate)
@@ -326,40 +309,32 @@ class Search:
         for constraint in self.constraints[index]:
             if not constraint.covers(base, sub):
                 continue
-            if not constraint.add(base, derived.value_of(request, candidate, constraint.attribute)):
+            value = derived.value_of(request, candidate, constraint.attribute)
+            if value is None or not constraint.add(base, constraints.values_of(value)):
                 for c in reversed(done):
-                    c.remove(base, sub)
-                if must:
+                    c.remove(base)
+                if request.all is not None:
                     raise faults.ConstraintUnmet(
                         f"claim {_name(self.claims[index])}, request {request.name}: cannot add device "
                         f"{candidate.id} because a claim constraint would not be satisfied"
                     )
                 return None
             done.append(constraint)
-        return self._commit(index, pick, done, base, sub, counted=counted)
-
-    def _commit(
-        self, index: int, pick: Pick, done: list[constraints.Constraint], base: str, sub: str, *, counted: bool
-    ) -> Callable[[], None]:
-        device = pick.candidate.id
-        self.picks[index].append(pick)
-        if pick.candidate.multiple:
-            self.taken_shares.setdefault(device, []).append(pick.consumed)
+        if candidate.multiple:
+            self.taken_shares.setdefault(candidate.id, []).append(pick.consumed)
         else:
-            self.taken.setdefault(device, []).append(index)
+            self.taken.setdefault(candidate.id, []).append(index)
+        self.picks[index].append(pick)
         if counted:
-            self._count(pick.candidate, 1)
+            self._count(candidate, 1)
 
         def undo() -> None:
             self.picks[index].pop()
-            if pick.candidate.multiple:
-                self.taken_shares[device].pop()
-            else:
-                self.taken[device].pop()
+            (self.taken_shares if candidate.multiple else self.taken)[candidate.id].pop()
             if counted:
-                self._count(pick.candidate, -1)
+                self._count(candidate, -1)
             for c in reversed(done):
-                c.remove(base, sub)
+                c.remove(base)
 
         return undo
 
@@ -388,8 +363,7 @@ class Search:
 
         The amounts are computed once; the search then updates them.
         """
-        key = (pool.driver, pool.name)
-        if key not in self._counters:
+        if pool.key not in self._counters:
             remaining = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
             for device in pool.devices:
                 device_id = DeviceId(pool.driver, pool.name, device["name"])
@@ -397,8 +371,8 @@ class Search:
                     self.state.behavior.counts_shares and device_id in self.state.shares
                 ):
                     counters.consume(remaining, device, 1)
-            self._counters[key] = remaining
-        return self._counters[key]
+            self._counters[pool.key] = remaining
+        return self._counters[pool.key]
 
     def _free_counters(self, candidate: Candidate) -> bool:
         if not candidate.device.get("consumesCounters"):
@@ -422,16 +396,15 @@ class Search:
 
     def _groups(self, pool: AllocatorPool) -> dict[str, list[counters.Groups]]:
         """Returns, by counter set, the compatibility groups of each device that consumes from the set now."""
-        key = (pool.driver, pool.name)
-        if key not in self._group_users:
+        if pool.key not in self._group_users:
             found: dict[str, list[counters.Groups]] = {}
             for device in pool.devices:
                 device_id = DeviceId(pool.driver, pool.name, device["name"])
                 if device_id in self.state.in_use or device_id in self.state.shares:
                     for counter_set, groups in counters.groups_of(device):
                         found.setdefault(counter_set, []).append(groups)
-            self._group_users[key] = found
-        return self._group_users[key]
+            self._group_users[pool.key] = found
+        return self._group_users[pool.key]
 
     def _count(self, candidate: Candidate, sign: int) -> None:
         if candidate.device.get("consumesCounters"):
