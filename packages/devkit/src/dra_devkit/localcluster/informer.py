@@ -212,6 +212,11 @@ def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
     return out
 
 
+def conditions_of(obj: Mapping[str, Any] | None) -> dict[str, JSON]:
+    """Returns the conditions in the status of an object, by type."""
+    return {str(c.get("type")): c for c in ((obj or {}).get("status") or {}).get("conditions") or []}
+
+
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     """Returns whether the object with this UID is the controlling owner. Other owners do not count."""
     return any(o["uid"] == uid and o.get("controller") for o in obj["metadata"].get("ownerReferences") or [])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
@@ -18,6 +19,18 @@ from ..informer import Informers, ObjectChange
 from ..work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
+KINDS = {
+    "daemonsets": "DaemonSet",
+    "deployments": "Deployment",
+    "jobs": "Job",
+    "nodes": "Node",
+    "podgroups": "PodGroup",
+    "pods": "Pod",
+    "replicasets": "ReplicaSet",
+    "resourceclaims": "ResourceClaim",
+    "resourcepoolstatusrequests": "ResourcePoolStatusRequest",
+}
+"""The kinds of the objects that the controllers process, by the plural name of the resource."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,6 @@ class Controller(ABC):
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[Mapping[Resource, str]] = {}  # for events about objects that cannot be processed
 
     def __init__(self, client: KubeClient, informers: Informers, needs: tuple[Resource, ...]) -> None:
         self.client = client
@@ -73,6 +85,32 @@ class Controller(ABC):
             self.queue.add(key_of(resource, change.object))
 
         self.informers.on(resource, handler or enqueue)
+
+    def record_event(self, obj: JSON, resource: Resource, type: str, reason: str, text: str) -> None:
+        self.events.event(obj, KINDS[resource.plural], type, reason, text, resource.api_version)
+
+    async def current(self, resource: Resource, reference: JSON, namespace: str) -> JSON | None:
+        """Returns the object with the name and the UID of a reference; None if it does not exist.
+
+        If the informer does not have the object, asks the API server, because the object may be newer than the informer's state.
+        """
+        name, uid = reference["name"], reference["uid"]
+        found = self.informers.find(resource, name, namespace)
+        if found is None or found["metadata"]["uid"] != uid:
+            try:
+                found = await self.client.get(resource, name, namespace)
+            except NotFoundError:
+                return None
+        return found if found["metadata"]["uid"] == uid else None
+
+    async def delete(self, resource: Resource, obj: JSON) -> bool:
+        """Deletes an object. Returns False if it was already deleted, also if another object has its name."""
+        meta = obj["metadata"]
+        try:
+            await self.client.delete(resource, meta["name"], meta.get("namespace") or "", uid=meta["uid"])
+        except (NotFoundError, ConflictError):
+            return False
+        return True
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -95,9 +133,9 @@ class Controller(ABC):
         text = f"{type(error).__name__}: {error}"
         log.error("cannot process an object: %s: %s: %s", self.name, key, text, exc_info=error)
         obj = self.informers.find(key.resource, key.name, key.namespace)
-        if obj is not None and (kind := self.kinds.get(key.resource)):
+        if obj is not None:
             text = f"{self.name} cannot process this object; it may be malformed: {text}"
-            self.events.event(obj, kind, "Warning", "FailedSync", text, key.resource.api_version)
+            self.record_event(obj, key.resource, "Warning", "FailedSync", text)
 
 
 def _is_outdated(key: Key, error: ApiError) -> bool:

@@ -5,16 +5,14 @@ Source: KEP-4381, "Implementation of structured parameters"; KEP-5729; kube-cont
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, TEMPLATES
 
 from ...scheduling.framework import pod_groups
@@ -23,14 +21,13 @@ from ...scheduling.framework.pod_info import is_finished
 from ..informer import (
     FINALIZER,
     POD_CLAIM_NAME,
-    POD_GROUPS,
     Informers,
     ObjectChange,
     owned_by,
     pod_claim_names,
     server_message,
 )
-from .base import Controller, Key, RetryLater, key_of
+from .base import KINDS, Controller, Key, RetryLater, key_of
 
 log = logging.getLogger(__name__)
 _MAX_PREFIX = 57  # characters of the prefix of a generated name, approximately
@@ -45,7 +42,6 @@ class ClaimController(Controller):
     """
 
     name = "resource_claim"
-    kinds: ClassVar = {PODS: "Pod", CLAIMS: "ResourceClaim", **dict.fromkeys(POD_GROUPS.values(), pod_groups.KIND)}
 
     def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None = None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, TEMPLATES, *((groups,) if groups else ())))
@@ -158,7 +154,6 @@ class ClaimController(Controller):
     async def _make_claims(self, owner: JSON, resource: Resource) -> bool:
         """Creates the missing claims of a pod or group. Returns whether it wrote the owner's status."""
         created: dict[str, str] = {}
-        kind = self.kinds[resource]
         for entry in owner["spec"].get("resourceClaims") or []:
             try:
                 group = self._group_of(owner)
@@ -168,8 +163,8 @@ class ClaimController(Controller):
                     name = await self._claim_for(owner, resource, entry)
             except _ClaimCreationError as e:
                 # The text for a group follows the text for a pod; it was not compared with Kubernetes.
-                text = f"{kind}ResourceClaim {entry['name']}: {e}"
-                self.events.event(owner, kind, "Warning", "FailedResourceClaimCreation", text, resource.api_version)
+                text = f"{KINDS[resource.plural]}ResourceClaim {entry['name']}: {e}"
+                self.record_event(owner, resource, "Warning", "FailedResourceClaimCreation", text)
                 raise
             if name:
                 created[entry["name"]] = name
@@ -213,7 +208,7 @@ class ClaimController(Controller):
             missing = f'resourceclaimtemplate.resource.k8s.io "{template_name}" not found'
             raise _ClaimCreationError(f'resource claim template "{template_name}": {missing}')
         try:
-            body = generated_claim(owner, entry, template, self.kinds[resource], resource.api_version)
+            body = generated_claim(owner, entry, template, resource)
             claim = await self.client.create(CLAIMS, body, meta["namespace"])
         except ApiError as e:
             if e.unreachable:
@@ -285,7 +280,7 @@ class ClaimController(Controller):
             if not any([await self._still_uses(r, meta["namespace"]) for r in former]):
                 await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
-            await self._delete(claim)
+            await self.delete(CLAIMS, claim)
 
     async def _deallocate(self, claim: JSON) -> None:
         """Removes allocation, reservations, device status and finalizer in one write, as Kubernetes does.
@@ -318,10 +313,7 @@ class ClaimController(Controller):
         return claim["metadata"]["uid"] in self._deallocated and not is_allocated(claim)
 
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
-        """Returns whether a consumer still needs the claim.
-
-        If the informer does not have the consumer, asks the API server, because the consumer may be newer than the informer's state.
-        A group needs its claims until it is deleted, regardless of its pods.
+        """Returns whether a consumer still needs the claim. A group needs its claims until it is deleted, regardless of its pods.
 
         Raises:
             RetryLater: the consumer is neither a pod nor a PodGroup. As in Kubernetes, the claim does not change and there is no event.
@@ -331,13 +323,8 @@ class ClaimController(Controller):
             raise RetryLater(f"unsupported ReservedFor entry: {consumer}")
         if consumer["uid"] in self._deleted:
             return False
-        found = self.informers.find(resource, consumer["name"], namespace)
-        if found is None or found["metadata"]["uid"] != consumer["uid"]:
-            try:
-                found = await self.client.get(resource, consumer["name"], namespace)
-            except NotFoundError:
-                return False
-        return found["metadata"]["uid"] == consumer["uid"] and not (resource is PODS and _is_done(found))
+        found = await self.current(resource, consumer, namespace)
+        return found is not None and not (resource is PODS and _is_done(found))
 
     def _owner_is_done(self, claim: JSON) -> bool:
         """Returns whether a claim was generated for a pod that no longer needs it.
@@ -352,19 +339,12 @@ class ClaimController(Controller):
         pod = self.informers.find(PODS, owner["name"], claim["metadata"]["namespace"])
         return pod is not None and (pod["metadata"]["uid"] != owner["uid"] or _is_done(pod))
 
-    async def _delete(self, claim: JSON) -> None:
-        meta = claim["metadata"]
-        with contextlib.suppress(
-            NotFoundError, ConflictError
-        ):  # the claim was already deleted, or another claim has its name
-            await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
-
 
 class _ClaimCreationError(RetryLater):
     """A claim cannot be created. The text is the same as in Kubernetes."""
 
 
-def generated_claim(owner: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
+def generated_claim(owner: JSON, entry: JSON, template: JSON, resource: Resource) -> JSON:
     """Returns the ResourceClaim for one entry of a pod's or PodGroup's ``resourceClaims``."""
     inner = template["spec"]
     meta = owner["metadata"]
@@ -372,8 +352,8 @@ def generated_claim(owner: JSON, entry: JSON, template: JSON, kind: str, version
     metadata["generateName"] = _prefix(meta["name"], entry["name"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
     metadata["namespace"] = meta["namespace"]
-    reference = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
-    metadata["ownerReferences"] = [reference]
+    reference = {"apiVersion": resource.api_version, "kind": KINDS[resource.plural], "name": meta["name"]}
+    metadata["ownerReferences"] = [reference | {"uid": meta["uid"], "controller": True}]
     return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": metadata, "spec": inner["spec"]}
 
 

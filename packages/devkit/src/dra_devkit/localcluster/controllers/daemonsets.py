@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
@@ -15,7 +15,7 @@ from ...scheduling.allocator.taints import tolerates
 from ...scheduling.framework.pod_info import is_finished
 from ..informer import Informers, ObjectChange
 from .base import key_of
-from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
+from .workloads import DAEMON_SETS, Workload, available_in, hash_of, is_ready, share_of
 
 _REVISION = "controller-revision-hash"
 _TOLERATED_TAINTS = [
@@ -32,7 +32,6 @@ _TOLERATIONS = [{"key": key, "operator": "Exists", "effect": effect} for key, ef
 class DaemonSetController(Workload):
     name = "daemonset-controller"
     resource = DAEMON_SETS
-    kinds: ClassVar = KINDS
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, NODES)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.resourceapi.defaulting import now
 
-from ..informer import Informers, ObjectChange
-from .base import Key, key_of
+from ..informer import Informers
+from .base import key_of
 from .workloads import (
     DEPLOYMENTS,
-    KINDS,
     REPLICA_SETS,
     Workload,
     condition,
-    controller_of,
     hash_of,
     number_of,
     share_of,
@@ -30,41 +26,20 @@ from .workloads import (
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
 _CAUSE = "kubernetes.io/change-cause"
-_INFORMER_TIMEOUT = 30.0  # seconds for which a written ReplicaSet is remembered while the informer lacks it
 
 
 class DeploymentController(Workload):
     name = "deployment-controller"
     resource = DEPLOYMENTS
-    kinds: ClassVar = KINDS
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
-        # By UID: the last written version of a ReplicaSet with the time of the write, until the informer has it
-        self._written_sets: dict[str, tuple[float, JSON]] = {}
         # By UID: the last observed state, and the time at which it began
         self._progress: dict[str, tuple[Any, float]] = {}
-        self.watch(REPLICA_SETS, self._set_changed)
-
-    def _set_changed(self, change: ObjectChange) -> None:
-        meta = change.object["metadata"]
-        written = self._written_sets.get(meta["uid"])
-        if written and int(meta["resourceVersion"]) >= int(written[1]["metadata"]["resourceVersion"]):
-            del self._written_sets[meta["uid"]]
-        owner = controller_of(change.object)
-        if owner is not None and owner["kind"] == "Deployment":
-            self.queue.add(Key(DEPLOYMENTS, meta["namespace"], owner["name"]))
+        self.watch(REPLICA_SETS, self._child_changed)
 
     def _sets_of(self, obj: JSON) -> list[JSON]:
-        uid = obj["metadata"]["uid"]
-        found = {s["metadata"]["uid"]: s for s in self.informers.by(REPLICA_SETS, "controller", uid)}
-        limit = time.monotonic() - _INFORMER_TIMEOUT
-        self._written_sets = {k: v for k, v in self._written_sets.items() if v[0] > limit}
-        for set_uid, (_, written) in self._written_sets.items():
-            owner = controller_of(written)
-            if owner is not None and owner["uid"] == uid:
-                found[set_uid] = written
-        return sorted(found.values(), key=lambda s: s["metadata"]["name"])
+        return sorted(self.children(REPLICA_SETS, obj), key=lambda s: s["metadata"]["name"])
 
     async def sync(self, obj: JSON) -> None:
         spec = obj["spec"]
@@ -91,7 +66,7 @@ class DeploymentController(Workload):
         if any(known.get(k) != v for k, v in wanted.items()):
             meta = newest["metadata"]
             body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": wanted}}
-            newest = self._remember(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+            newest = self.written.add(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
         if (obj["metadata"].get("annotations") or {}).get(_REVISION) != wanted[_REVISION]:
             meta = obj["metadata"]
             body = {"metadata": {"uid": meta["uid"], "annotations": {_REVISION: wanted[_REVISION]}}}
@@ -105,10 +80,8 @@ class DeploymentController(Workload):
         idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]
         idle.sort(key=_revision)
         for found in idle[: max(0, len(idle) - int(obj["spec"].get("revisionHistoryLimit", 10)))]:
-            meta = found["metadata"]
-            self._written_sets.pop(meta["uid"], None)
-            with contextlib.suppress(NotFoundError, ConflictError):
-                await self.client.delete(REPLICA_SETS, meta["name"], meta["namespace"], uid=meta["uid"])
+            self.written.discard(found)
+            await self.delete(REPLICA_SETS, found)
 
     async def _create_set(self, obj: JSON, name: str) -> JSON:
         template = copy.deepcopy(obj["spec"]["template"])
@@ -117,8 +90,6 @@ class DeploymentController(Workload):
         meta["labels"] = {**(meta.get("labels") or {}), **label}
         selector = copy.deepcopy(obj["spec"]["selector"])
         selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **label}
-        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": obj["metadata"]["name"]}
-        owner |= {"uid": obj["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
         body = {
             "apiVersion": "apps/v1",
             "kind": "ReplicaSet",
@@ -126,7 +97,7 @@ class DeploymentController(Workload):
                 "name": name,
                 "namespace": obj["metadata"]["namespace"],
                 "labels": meta["labels"],
-                "ownerReferences": [owner],
+                "ownerReferences": [self.owner_reference(obj)],
             },
             "spec": {
                 "replicas": 0,
@@ -135,11 +106,7 @@ class DeploymentController(Workload):
                 "minReadySeconds": int(obj["spec"].get("minReadySeconds") or 0),
             },
         }
-        return self._remember(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
-
-    def _remember(self, written: JSON) -> JSON:
-        self._written_sets[written["metadata"]["uid"]] = time.monotonic(), written
-        return written
+        return self.written.add(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
 
     async def _scale(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
         wanted = obj["spec"].get("replicas", 1)
@@ -186,10 +153,10 @@ class DeploymentController(Workload):
             return
         meta = found["metadata"]
         body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": replicas}}
-        self._remember(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        self.written.add(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
         direction = "up" if replicas > before else "down"
         text = f"Scaled {direction} replica set {meta['name']} from {before} to {replicas}"
-        self.record_event(obj, "Normal", "ScalingReplicaSet", text)
+        self.record_event(obj, DEPLOYMENTS, "Normal", "ScalingReplicaSet", text)
 
     async def _update_status(self, obj: JSON, sets: list[JSON], name: str) -> None:
         wanted = obj["spec"].get("replicas", 1)

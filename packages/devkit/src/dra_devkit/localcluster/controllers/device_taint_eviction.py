@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Resource
@@ -34,7 +34,6 @@ class DeviceTaintEviction(Controller):
     """Reconciles pods."""
 
     name = "device-taint-eviction-controller"
-    kinds: ClassVar = {PODS: "Pod"}
 
     def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
@@ -86,7 +85,7 @@ class DeviceTaintEviction(Controller):
         due = min(self._times_of(pod), default=None)
         if due is None:
             if self._deletion_times.pop(uid, None) is not None:
-                self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Cancelling deletion")
+                self.record_event(pod, PODS, "Normal", "DeviceTaintManagerEviction", "Cancelling deletion")
             return
         remaining = due - time.time()
         if remaining > 0:
@@ -95,7 +94,7 @@ class DeviceTaintEviction(Controller):
             return
         if self._deletion_times.get(uid) != 0.0:
             self._deletion_times[uid] = 0.0  # A repeated deletion must not send the event again.
-            self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Marking for deletion")
+            self.record_event(pod, PODS, "Normal", "DeviceTaintManagerEviction", "Marking for deletion")
         await evict(self.client, pod, _CAUSE)
         self._deletion_times.pop(uid, None)
 

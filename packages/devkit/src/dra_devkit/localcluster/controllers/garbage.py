@@ -5,13 +5,11 @@ Dependents that exist when the owner is deleted are deleted by the local API ser
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 
 from ...scheduling.framework import pod_groups
@@ -65,25 +63,14 @@ class GarbageCollector(Controller):
         obj = self.informers.find(key.resource, key.name, key.namespace)
         if obj is None or obj["metadata"].get("deletionTimestamp"):
             return
-        meta = obj["metadata"]
-        owners = meta.get("ownerReferences") or []
-        if not owners or not all([await self._is_gone(o, key.namespace) for o in owners]):
-            return
-        with contextlib.suppress(NotFoundError, ConflictError):
-            await self.client.delete(key.resource, key.name, key.namespace, uid=meta["uid"])
+        owners = obj["metadata"].get("ownerReferences") or []
+        if owners and all([await self._is_gone(o, key.namespace) for o in owners]):
+            await self.delete(key.resource, obj)
 
     async def _is_gone(self, owner: JSON, namespace: str) -> bool:
         """Returns whether an owner no longer exists. Owners of other kinds are assumed to exist."""
         resource = self._owners.get((owner["apiVersion"], owner["kind"]))
-        if resource is None:
-            return False
-        found = self.informers.find(resource, owner["name"], namespace)
-        if found is None or found["metadata"]["uid"] != owner["uid"]:
-            try:
-                found = await self.client.get(resource, owner["name"], namespace)
-            except NotFoundError:
-                return True
-        return bool(found["metadata"]["uid"] != owner["uid"])
+        return resource is not None and await self.current(resource, owner, namespace) is None
 
 
 def _owners_of(obj: JSON) -> Iterable[str]:

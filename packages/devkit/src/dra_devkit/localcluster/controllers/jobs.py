@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ...scheduling.framework.pod_info import is_finished
-from ..informer import Informers, ObjectChange
-from .base import Key, key_of
+from ..informer import Informers, ObjectChange, conditions_of
+from .base import key_of
 from .job_outcomes import (
     INDEX,
     JobOutcome,
@@ -28,7 +26,7 @@ from .job_outcomes import (
     pod_end,
     tally,
 )
-from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_active, is_ready
+from .workloads import JOBS, Workload, condition, controller_of, is_active, is_ready
 
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
@@ -40,7 +38,6 @@ _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of s
 class JobController(Workload):
     name = "job-controller"
     resource = JOBS
-    kinds: ClassVar = KINDS
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
@@ -56,8 +53,8 @@ class JobController(Workload):
             self._ended.pop(uid, None)
             self._uncounted.pop(uid, None)
 
-    def _pod_changed(self, change: ObjectChange) -> None:
-        super()._pod_changed(change)
+    def _child_changed(self, change: ObjectChange) -> None:
+        super()._child_changed(change)
         if not change.gone:
             return
         uid, owner = change.object["metadata"]["uid"], controller_of(change.object)
@@ -65,10 +62,6 @@ class JobController(Workload):
             self._deleted.remove(uid)
         elif owner is not None and owner["uid"] in self._ended:
             self._uncounted.setdefault(owner["uid"], []).append(change.object)
-
-    async def reconcile(self, key: Key) -> None:
-        if self.informers.find(key.resource, key.name, key.namespace) is not None:
-            await super().reconcile(key)
 
     async def sync(self, obj: JSON) -> None:
         spec, status = obj["spec"], obj.get("status") or {}
@@ -97,7 +90,7 @@ class JobController(Workload):
             await self._delete_pods(obj, active)
             terminating += active
             active = []
-            conditions += self._ending(obj, status, end, last=not terminating)
+            conditions += self._ending(obj, end, last=not terminating)
             if end.succeeded and not terminating:
                 fresh["completionTime"] = now()
         counts = {"succeeded": len(found.done), "failed": found.failed, "active": len(active)}
@@ -144,33 +137,33 @@ class JobController(Workload):
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
-    def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
+    def _ending(self, obj: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
         """Returns the condition that announces the outcome. If ``last`` (all pods have ended), also returns the final condition."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
-        known = {c["type"]: c for c in status.get("conditions") or []}
+        known = conditions_of(obj)
         return [
             known.get(name) or _with_probe_time(condition(obj, name, "True", end.reason, end.message, now()))
             for name in names[: 1 + last]
         ]
 
     def _changed_condition(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
-        known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
+        known = conditions_of(obj)
         if type in known and known[type]["status"] == status:
             return dict(known[type])
         return _with_probe_time(condition(obj, type, status, reason, message, now()))
 
     def _record_changes(self, obj: JSON, conditions: list[JSON]) -> None:
-        known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
+        known = conditions_of(obj)
         for c in conditions:
-            if (c["type"], c["status"]) in known:
+            if c["status"] == known.get(c["type"], {}).get("status"):
                 continue
             match c["type"]:
                 case "Suspended":
-                    self.record_event(obj, "Normal", c["reason"].removeprefix("Job"), c["message"])
+                    self.record_event(obj, JOBS, "Normal", c["reason"].removeprefix("Job"), c["message"])
                 case "Complete":
-                    self.record_event(obj, "Normal", "Completed", "Job completed")
+                    self.record_event(obj, JOBS, "Normal", "Completed", "Job completed")
                 case "Failed":
-                    self.record_event(obj, "Warning", c["reason"], c.get("message", ""))
+                    self.record_event(obj, JOBS, "Warning", c["reason"], c.get("message", ""))
 
     # --- pods -----------------------------------------------------------------------------------
 
@@ -252,16 +245,12 @@ class JobController(Workload):
         if remaining > 0:
             self.queue.add_after(key_of(JOBS, obj), remaining)
             return
-        with contextlib.suppress(NotFoundError, ConflictError):
-            await self.client.delete(JOBS, meta["name"], meta["namespace"], uid=meta["uid"])
+        await self.delete(JOBS, obj)
 
 
 def _true_condition(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
     """Returns the true condition of one of the types; None if there is none."""
-    return next(
-        (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
-        None,
-    )
+    return next((c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"), None)
 
 
 def _with_probe_time(found: JSON) -> JSON:

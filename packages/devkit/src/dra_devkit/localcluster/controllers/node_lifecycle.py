@@ -6,8 +6,6 @@ Kubernetes checks every five seconds and adds NoExecute to at most one node of a
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
@@ -38,7 +36,6 @@ _REMOVAL_DELAY = 0.02
 
 class NodeLifecycle(Controller):
     name = "node-controller"
-    kinds: ClassVar = {NODES: "Node"}
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (NODES,))

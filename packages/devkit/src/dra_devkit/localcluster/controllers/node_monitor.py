@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
@@ -17,10 +16,11 @@ from dra_kubeletplugin.kube.resource import LEASES, NODES, PODS
 from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ...scheduling.framework.pod_info import is_finished
-from ..informer import Informers, ObjectChange
+from ..informer import Informers, ObjectChange, conditions_of
 from ..kubelet.node import STATUS_UNKNOWN
 from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
+from .zones import ready_of
 
 _KUBELET_CONDITIONS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
@@ -52,7 +52,6 @@ class NodeMonitor(Controller):
     """
 
     name = "node-controller"
-    kinds: ClassVar = {NODES: "Node"}
 
     def __init__(self, client: KubeClient, informers: Informers, grace: float) -> None:
         super().__init__(client, informers, (NODES, LEASES, PODS))
@@ -84,28 +83,27 @@ class NodeMonitor(Controller):
         if lease.checks < _CHECKS:
             self.queue.add_after(key, lease.next - clock)
             return
-        known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
+        known = conditions_of(node)
         if known.get("Ready", {}).get("status") != "Unknown":
             body = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
             conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _KUBELET_CONDITIONS}}).values()]
             await self.client.patch(NODES, key.name, {**body, "status": {"conditions": conditions}}, sub="status")
-            self.events.event(
-                node, "Node", "Normal", "NodeNotReady", f"Node {key.name} status is now: NodeNotReady", "v1"
-            )
+            text = f"Node {key.name} status is now: NodeNotReady"
+            self.record_event(node, NODES, "Normal", "NodeNotReady", text)
         for pod in self.informers.by(PODS, "node", key.name):
             if not is_finished(pod):
                 await self._mark_pod_not_ready(pod)
 
     async def _mark_pod_not_ready(self, pod: JSON) -> None:
-        conditions = (pod.get("status") or {}).get("conditions") or []
-        if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+        conditions = conditions_of(pod)
+        if ready_of(pod) != "True":
             return
         meta = pod["metadata"]
-        changed = {"status": "False", "lastTransitionTime": now()}
-        status = {"conditions": [{**c, **changed} if c["type"] == "Ready" else c for c in conditions]}
+        conditions["Ready"] = {**conditions["Ready"], "status": "False", "lastTransitionTime": now()}
+        status = {"conditions": [*conditions.values()]}
         body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": status}
         await self.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
-        self.events.event(pod, "Pod", "Warning", "NodeNotReady", "Node is not ready", "v1")
+        self.record_event(pod, PODS, "Warning", "NodeNotReady", "Node is not ready")
 
 
 def _unknown(kind: str, known: dict[str, JSON]) -> JSON:

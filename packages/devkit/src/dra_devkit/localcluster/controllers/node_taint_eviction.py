@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
@@ -45,7 +45,6 @@ class NodeTaintEviction(Controller):
     """Reconciles pods. Needs the index ``node`` of pods."""
 
     name = "taint-eviction-controller"
-    kinds: ClassVar = {PODS: "Pod"}
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (PODS, NODES))
@@ -94,7 +93,7 @@ class NodeTaintEviction(Controller):
             return
         if not eviction.event_sent:
             eviction.event_sent = True  # A repeated deletion must not send the event again.
-            self._record_event(key, f"Marking for deletion Pod {key.namespace}/{key.name}")
+            self._record_about(key, f"Marking for deletion Pod {key.namespace}/{key.name}")
         if not eviction.deleted:
             await evict(self.client, pod, _CAUSE)
             eviction.deleted = True
@@ -102,12 +101,12 @@ class NodeTaintEviction(Controller):
     def _cancel(self, key: Key) -> None:
         eviction = self._evictions.pop(key, None)
         if eviction is not None and not eviction.event_sent:
-            self._record_event(key, f"Cancelling deletion of Pod {key.namespace}/{key.name}")
+            self._record_about(key, f"Cancelling deletion of Pod {key.namespace}/{key.name}")
 
-    def _record_event(self, key: Key, text: str) -> None:
+    def _record_about(self, key: Key, text: str) -> None:
         """Sends an event without the pod's UID, as Kubernetes does. A search for events by the pod's UID does not find it."""
         about = {"metadata": {"name": key.name, "namespace": key.namespace}}
-        self.events.event(about, "Pod", "Normal", "TaintManagerEviction", text)
+        self.record_event(about, PODS, "Normal", "TaintManagerEviction", text)
 
 
 def _placement(pod: JSON) -> tuple[Any, Any]:

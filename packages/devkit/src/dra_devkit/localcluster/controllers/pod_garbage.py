@@ -7,7 +7,6 @@ a pod as soon as it is due. The limit of finished pods (``--terminated-pod-gc-th
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
@@ -31,7 +30,6 @@ class PodGarbageCollector(Controller):
     """
 
     name = "pod-garbage-collector"
-    kinds: ClassVar = {PODS: "Pod"}
 
     def __init__(self, client: KubeClient, informers: Informers, quarantine: float) -> None:
         super().__init__(client, informers, (PODS, NODES))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from dra_kubeletplugin.base.json_types import JSON
 
 from .base import key_of
-from .workloads import KINDS, REPLICA_SETS, Workload, available_in, is_active, is_ready
+from .workloads import REPLICA_SETS, Workload, available_in, is_active, is_ready
 
 _MAX_NEW_PODS = 50  # pods created in one sync; the next sync continues
 
@@ -15,7 +13,6 @@ _MAX_NEW_PODS = 50  # pods created in one sync; the next sync continues
 class ReplicaSetController(Workload):
     name = "replicaset-controller"
     resource = REPLICA_SETS
-    kinds: ClassVar = KINDS
 
     async def sync(self, obj: JSON) -> None:
         wanted = obj["spec"].get("replicas", 1)

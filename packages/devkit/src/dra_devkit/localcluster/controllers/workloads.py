@@ -15,20 +15,46 @@ import msgspec
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.resource import PODS
 
 from ...scheduling.framework.pod_info import is_finished
-from ..informer import Informers, ObjectChange, server_message
-from .base import Controller, Key, RetryLater
+from ..informer import Informers, ObjectChange, conditions_of, owned_by, server_message
+from .base import KINDS, Controller, Key, RetryLater
+from .zones import ready_of
 
 DEPLOYMENTS = Resource("apps", "v1", "deployments", namespaced=True)
 REPLICA_SETS = Resource("apps", "v1", "replicasets", namespaced=True)
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
-KINDS = {DEPLOYMENTS: "Deployment", REPLICA_SETS: "ReplicaSet", DAEMON_SETS: "DaemonSet", JOBS: "Job"}
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_INFORMER_TIMEOUT = 30.0  # seconds for which a created pod counts as existing while the informer lacks it
+_INFORMER_TIMEOUT = 30.0  # seconds for which a written object counts while the informer lacks it
+
+
+class WrittenObjects:
+    """The objects that a controller wrote, until the informer has them."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[float, JSON]] = {}  # by UID, with the time of the write
+
+    def add(self, obj: JSON) -> JSON:
+        self._written[obj["metadata"]["uid"]] = time.monotonic(), obj
+        return obj
+
+    def discard(self, obj: JSON) -> None:
+        """Forgets an object when the informer has this version, or when the controller deletes it."""
+        uid = obj["metadata"]["uid"]
+        if uid in self._written and _version(obj) >= _version(self._written[uid][1]):
+            del self._written[uid]
+
+    def with_written(self, known: Iterable[JSON], owner: str) -> list[JSON]:
+        """Returns the informer's objects of an owner, and the written objects that are missing there or newer."""
+        limit = time.monotonic() - _INFORMER_TIMEOUT
+        self._written = {uid: entry for uid, entry in self._written.items() if entry[0] > limit}
+        found = {o["metadata"]["uid"]: o for o in known}
+        for uid, (_, obj) in self._written.items():
+            if owned_by(obj, owner) and (uid not in found or _version(found[uid]) < _version(obj)):
+                found[uid] = obj
+        return list(found.values())
 
 
 class Workload(Controller):
@@ -38,16 +64,15 @@ class Workload(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers, *needs: Resource) -> None:
         super().__init__(client, informers, (self.resource, PODS, *needs))
-        # By UID: created pods that the informer does not have yet, each with the time of its creation
-        self._created: dict[str, tuple[float, JSON]] = {}
+        self.written = WrittenObjects()
         self.watch(self.resource)
-        self.watch(PODS, self._pod_changed)
+        self.watch(PODS, self._child_changed)
 
-    def _pod_changed(self, change: ObjectChange) -> None:
+    def _child_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
-        self._created.pop(meta["uid"], None)
+        self.written.discard(change.object)
         owner = controller_of(change.object)
-        if owner is not None and owner["kind"] == KINDS[self.resource]:
+        if owner is not None and owner["kind"] == KINDS[self.resource.plural]:
             self.queue.add(Key(self.resource, meta["namespace"], owner["name"]))
 
     async def reconcile(self, key: Key) -> None:
@@ -61,17 +86,18 @@ class Workload(Controller):
 
     def pods_of(self, obj: JSON) -> list[JSON]:
         """Returns all pods of an object, oldest first, including created pods that the informer does not have yet."""
+        found = self.children(PODS, obj)
+        return sorted(found, key=lambda p: (p["metadata"].get("creationTimestamp") or "", p["metadata"]["name"]))
+
+    def children(self, resource: Resource, obj: JSON) -> list[JSON]:
+        """Returns the objects of a resource that an object controls."""
         uid = obj["metadata"]["uid"]
-        found = {p["metadata"]["uid"]: p for p in self.informers.by(PODS, "controller", uid)}
-        limit = time.monotonic() - _INFORMER_TIMEOUT
-        self._created = {k: v for k, v in self._created.items() if v[0] > limit}
-        for created_uid, (_, pod) in self._created.items():
-            owner = controller_of(pod)
-            if created_uid not in found and owner is not None and owner["uid"] == uid:
-                found[created_uid] = pod
-        return sorted(
-            found.values(), key=lambda p: (p["metadata"].get("creationTimestamp") or "", p["metadata"]["name"])
-        )
+        return self.written.with_written(self.informers.by(resource, "controller", uid), uid)
+
+    def owner_reference(self, obj: JSON) -> JSON:
+        meta, kind = obj["metadata"], KINDS[self.resource.plural]
+        head = {"apiVersion": self.resource.api_version, "kind": kind, "name": meta["name"], "uid": meta["uid"]}
+        return {**head, "controller": True, "blockOwnerDeletion": True}
 
     async def make_pod(self, obj: JSON, template: JSON, meta: JSON | None = None, spec: JSON | None = None) -> JSON:
         """Creates a pod. If the API server rejects the pod, writes an event and raises :class:`RetryLater`.
@@ -81,48 +107,42 @@ class Workload(Controller):
         """
         namespace = obj["metadata"]["namespace"]
         inner = copy.deepcopy(template)
-        kind = KINDS[self.resource]
-        owner = {"apiVersion": self.resource.api_version, "kind": kind, "name": obj["metadata"]["name"]}
-        owner |= {"uid": obj["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
         metadata = {
             k: v for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations", "finalizers"}
         }
         for key, value in (meta or {}).items():
             metadata[key] = {**metadata.get(key, {}), **value} if isinstance(value, Mapping) else value
         metadata.setdefault("generateName", f"{obj['metadata']['name']}-")
-        metadata |= {"namespace": namespace, "ownerReferences": [owner]}
+        metadata |= {"namespace": namespace, "ownerReferences": [self.owner_reference(obj)]}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**inner["spec"], **(spec or {})}}
         try:
             pod = await self.client.create(PODS, body, namespace)
         except ApiError as e:
             if e.unreachable:
                 raise
-            self.record_event(obj, "Warning", "FailedCreate", f"Error creating: {server_message(e)}")
+            self.record_event(obj, self.resource, "Warning", "FailedCreate", f"Error creating: {server_message(e)}")
             raise RetryLater(str(e)) from e
-        self._created[pod["metadata"]["uid"]] = time.monotonic(), pod
-        self.record_event(obj, "Normal", "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
+        self.written.add(pod)
+        text = f"Created pod: {pod['metadata']['name']}"
+        self.record_event(obj, self.resource, "Normal", "SuccessfulCreate", text)
         return pod
 
     async def delete_pod(self, obj: JSON, pod: JSON) -> None:
-        meta = pod["metadata"]
-        self._created.pop(meta["uid"], None)
-        try:
-            await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"])
-        except (NotFoundError, ConflictError):
-            return
-        self.record_event(obj, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
-
-    def record_event(self, obj: JSON, type: str, reason: str, text: str) -> None:
-        self.events.event(obj, KINDS[self.resource], type, reason, text, self.resource.api_version)
+        self.written.discard(pod)
+        if await self.delete(PODS, pod):
+            text = f"Deleted pod: {pod['metadata']['name']}"
+            self.record_event(obj, self.resource, "Normal", "SuccessfulDelete", text)
 
     async def write_status(self, obj: JSON, status: JSON) -> None:
         """Writes the status if it changed. Raises ``ApiError`` with a conflict if ``obj`` is outdated."""
-        meta = obj["metadata"]
-        status = {"observedGeneration": meta.get("generation", 1), **status} if self.resource is not JOBS else status
-        if obj.get("status") == status:
-            return
-        known = {"resourceVersion": meta["resourceVersion"]}
-        await self.client.update(self.resource, {**obj, "metadata": {**meta, **known}, "status": status}, "status")
+        if self.resource is not JOBS:
+            status = {"observedGeneration": obj["metadata"].get("generation", 1), **status}
+        if obj.get("status") != status:
+            await self.client.update(self.resource, {**obj, "status": status}, "status")
+
+
+def _version(obj: JSON) -> int:
+    return int(obj["metadata"]["resourceVersion"])
 
 
 def controller_of(obj: Mapping[str, Any]) -> JSON | None:
@@ -140,18 +160,17 @@ def is_active(pod: Mapping[str, Any]) -> bool:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    return ready_of(pod) == "True"
 
 
 def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
     """Returns the seconds until a ready pod counts as available. None if the pod is not ready."""
-    for c in (pod.get("status") or {}).get("conditions") or []:
-        if c.get("type") == "Ready" and c.get("status") == "True":
-            if not seconds or not c.get("lastTransitionTime"):
-                return 0.0
-            return max(0.0, datetime.fromisoformat(c["lastTransitionTime"]).timestamp() + seconds - time.time())
-    return None
+    if not is_ready(pod):
+        return None
+    since = conditions_of(pod)["Ready"].get("lastTransitionTime")
+    if not seconds or not since:
+        return 0.0
+    return max(0.0, datetime.fromisoformat(since).timestamp() + seconds - time.time())
 
 
 def hash_of(template: Mapping[str, Any]) -> str:
@@ -178,8 +197,7 @@ def share_of(value: Any, whole: int, *, up: bool) -> int:
 
 def condition(obj: Mapping[str, Any], type: str, status: str, reason: str, message: str, stamp: str) -> JSON:
     """Returns a condition. Keeps the time of the last transition if the status did not change."""
-    known = (obj.get("status") or {}).get("conditions") or []
-    before: Mapping[str, Any] = next((c for c in known if c.get("type") == type), {})
+    before = conditions_of(obj).get(type, {})
     same = before.get("status") == status
     since = before.get("lastTransitionTime") if same else stamp
     out = {"type": type, "status": status, "lastTransitionTime": since or stamp}

@@ -10,6 +10,8 @@ from enum import Enum
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 
+from ..informer import conditions_of
+
 _LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
 _EXCLUDED = "node.kubernetes.io/exclude-disruption"
 _UNHEALTHY = 0.55  # share of failed nodes that makes a zone partially disrupted, --unhealthy-zone-threshold
@@ -32,10 +34,9 @@ class _Zone(Enum):
     FULL = "full disruption"
 
 
-def ready_of(node: ReadOnlyJSON) -> str | None:
-    """Returns the status of a node's Ready condition; None if the node has none."""
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return next((str(c["status"]) for c in conditions if c.get("type") == "Ready"), None)
+def ready_of(obj: ReadOnlyJSON) -> str | None:
+    """Returns the status of the condition Ready of a node or pod; None if it has none."""
+    return conditions_of(obj).get("Ready", {}).get("status")
 
 
 def eviction_from(node: ReadOnlyJSON, nodes: Iterable[ReadOnlyJSON]) -> Eviction:
