@@ -10,7 +10,7 @@ import pytest
 
 from dra_devkit.packaging.scaffold.names import Names
 from dra_devkit.packaging.scaffold.writer import write_package
-from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 
 
 @pytest.fixture
@@ -24,12 +24,9 @@ def counted_files(line: str) -> int:
     return int(found[1])
 
 
-def test_deploy_prints_the_files_and_the_command_that_deploys_them(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deploy_prints_the_files_and_the_command_that_deploys_them(package: Path, dra: Dra) -> None:
     deploy = package / "deploy"
-    assert main(["deploy", str(deploy)]) == 0
-    written_line, command = capsys.readouterr().out.splitlines()
+    written_line, command = dra("deploy", deploy).out.splitlines()
     assert (
         counted_files(written_line) == sum(p.is_file() for p in deploy.rglob("*")) - 1
     )  # values.yaml belongs to the author
@@ -40,50 +37,39 @@ def test_deploy_prints_the_files_and_the_command_that_deploys_them(
     )  # a shell needs the quotes: the folder has a space
 
 
-def test_deploy_prints_the_chart_and_the_command_that_installs_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deploy_prints_the_chart_and_the_command_that_installs_it(tmp_path: Path, dra: Dra) -> None:
     build = tmp_path / "build"
-    assert main(["deploy", "--shared-dir", str(build)]) == 0
-    written_line, command = capsys.readouterr().out.splitlines()
+    written_line, command = dra("deploy", "--shared-dir", build).out.splitlines()
     assert counted_files(written_line) == sum(p.is_file() for p in build.rglob("*"))
     assert all(f"{name}/ (" in written_line for name in ("kustomize", "helm", "monitoring"))
     assert f" helm install NAME {build}/helm/dra-driver " in command
 
 
-def test_deploy_reports_no_written_files_if_a_value_is_invalid(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deploy_reports_no_written_files_if_a_value_is_invalid(package: Path, dra: Dra) -> None:
     with (package / "deploy/values.yaml").open("a") as values:
         values.write("colour: red\n")
-    assert main(["deploy", str(package / "deploy")]) == 2
-    assert capsys.readouterr().out == ""
+    assert dra("deploy", package / "deploy", code=2).out == ""
 
 
-def test_check_names_the_files_that_differ_from_the_values_and_writes_nothing(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_the_files_that_differ_from_the_values_and_writes_nothing(package: Path, dra: Dra) -> None:
     deploy = package / "deploy"
-    assert main(["deploy", str(deploy), "--check"]) == 0
-    assert capsys.readouterr().out == f"{deploy} is up to date\n"
+    assert dra("deploy", deploy, "--check").out == f"{deploy} is up to date\n"
     values = (deploy / "values.yaml").read_text()
     (deploy / "values.yaml").write_text(values.replace("  npu.example.com:", "  big.npu.example.com:"))
     (deploy / "kustomize/base/objects.yaml").unlink()
     classes = (deploy / "deviceclass.yaml").read_text()
-    assert main(["deploy", str(deploy), "--check"]) == 1
-    out = capsys.readouterr().out.splitlines()
+    out = dra("deploy", deploy, "--check", code=1).out.splitlines()
     assert out[:-1] == [f"stale {deploy}/deviceclass.yaml", f"stale {deploy}/kustomize/base/objects.yaml"]
     assert "`make deploy`" in out[-1]
     assert (deploy / "deviceclass.yaml").read_text() == classes
-    assert main(["deploy", str(deploy)]) == 0
-    assert main(["deploy", str(deploy), "--check"]) == 0
+    dra("deploy", deploy)
+    dra("deploy", deploy, "--check")
 
 
-def test_check_names_rendered_files_that_the_values_no_longer_need(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_names_rendered_files_that_the_values_no_longer_need(package: Path, dra: Dra) -> None:
     obsolete = package / "deploy/kustomize/base/obsolete.yaml"
     obsolete.write_text("# Made by `dra deploy`\n")
-    assert main(["deploy", str(package / "deploy"), "--check", "-o", "json"]) == 1
-    assert json.loads(capsys.readouterr().out)["stale"] == ["kustomize/base/obsolete.yaml"]
+    assert json.loads(dra("deploy", package / "deploy", "--check", "-o", "json", code=1).out)["stale"] == [
+        "kustomize/base/obsolete.yaml"
+    ]
     assert obsolete.exists()

@@ -21,7 +21,7 @@ import pytest
 from dra_devkit.commands.dev_args import VERBS
 from dra_devkit.hosts import described
 from dra_devkit.localcluster.dev import control
-from dra_kubeletplugin import cli
+from packages.devkit.tests.command_runner import Dra
 from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command
 from tests.helpers.ports import free_port
 from tests.helpers.waiting import block_until
@@ -483,7 +483,7 @@ def _alive(pid: int) -> bool:
     ],
 )
 def test_invalid_arguments_are_reported_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str
+    tmp_path: Path, dra: Dra, args: list[str], expected: str
 ) -> None:
     files = {
         "broken": "kind: Pod\nmetadata: {name: [}\n",
@@ -495,9 +495,7 @@ def test_invalid_arguments_are_reported_without_a_traceback(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     arguments = [a.replace("{", f"{tmp_path}/").replace("}", "") for a in args]
-    code = cli.main(["dev", *arguments])
-    error = capsys.readouterr().err
-    assert (code, expected in error, "Traceback" in error) == (2, True, False), error
+    assert expected in dra("dev", *arguments, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -518,11 +516,9 @@ def test_invalid_arguments_are_reported_without_a_traceback(
     ],
 )
 def test_an_unsupported_release_or_gate_is_reported_without_a_traceback(
-    args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    args: list[str], expected: str, dra: Dra
 ) -> None:
-    code = cli.main(["dev", *args])
-    error = capsys.readouterr().err
-    assert (code, expected in error, "Traceback" in error) == (2, True, False), error
+    assert expected in dra("dev", *args, code=2).err
 
 
 @pytest.mark.full

@@ -19,8 +19,8 @@ from dra_devkit.schemas import shapes
 from dra_devkit.yaml import stream
 from dra_devkit.yaml.manifests import ManifestError
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cli import main
 from dra_tools.files import from_files
+from packages.devkit.tests.command_runner import Dra
 from tests.helpers.manifests import CLAIM
 from tests.tools.tree import ROOT
 
@@ -44,20 +44,18 @@ metadata: {name: t}
 """
 
 
-def test_every_example_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example_is_valid(dra: Dra) -> None:
     files = sorted(map(str, ROOT.glob("examples/*/manifest.yaml")))
-    assert main(["validate", "--driver", GPU, *files]) == 0
-    output = capsys.readouterr().out.splitlines()
+    output = dra("validate", "--driver", GPU, *files).out.splitlines()
     assert len(output) >= len(files)
     assert all(line.startswith("ok ") for line in output)
 
 
-def test_faults_found_by_api_server_cel_and_driver_are_reported_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_found_by_api_server_cel_and_driver_are_reported_together(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "bad.yaml").write_text(BAD)
-    assert main(["validate", str(tmp_path / "bad.yaml"), "--driver", GPU, "-o", "json"]) == 1
-    claim, thing = json.loads(capsys.readouterr().out)["objects"]
+    claim, thing = json.loads(dra("validate", tmp_path / "bad.yaml", "--driver", GPU, "-o", "json", code=1).out)[
+        "objects"
+    ]
     messages = "\n".join(f["message"] for f in claim["faults"])
     for part in (
         "spec.devices.requests[0].exactly.cnt: unknown field, did you mean 'count'?",
@@ -70,26 +68,23 @@ def test_faults_found_by_api_server_cel_and_driver_are_reported_together(
     assert (thing["faults"], len(thing["warnings"])) == ([], 1)
 
 
-def test_parameters_without_their_driver_are_reported_as_not_validated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_without_their_driver_are_reported_as_not_validated(dra: Dra) -> None:
     manifest = str(ROOT / "examples/07-opaque-configuration/manifest.yaml")
-    assert main(["validate", manifest]) == 0
-    output = capsys.readouterr().out
+    output = dra("validate", manifest).out
     assert "parameters of 'gpu.example.com' are not validated: add that driver with --driver" in output
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n# nothing\n"])
-def test_a_file_without_objects_is_reported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_objects_is_reported(tmp_path: Path, text: str, dra: Dra) -> None:
     (tmp_path / "odd.yaml").write_text(text)
-    assert main(["validate", str(tmp_path / "odd.yaml")]) == 3
-    assert "no object in " in capsys.readouterr().err
+    assert "no object in " in dra("validate", tmp_path / "odd.yaml", code=3).err
 
 
-def test_a_folder_without_files_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_files_is_reported(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "claim.yaml").write_text(CLAIM)
     for files in (["empty"], ["empty", "claim.yaml"]):
-        assert main(["validate", *(str(tmp_path / f) for f in files)]) == 3
-        printed = capsys.readouterr()
+        printed = dra("validate", *(str(tmp_path / f) for f in files), code=3)
         assert "empty: no file in it ends in .yaml, .yml, .json" in printed.err
         assert ("ok ResourceClaim c" in printed.out) == ("claim.yaml" in files)
 
@@ -131,15 +126,12 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_invalid_yaml_is_reported_with_file_line_and_column(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_yaml_is_reported_with_file_line_and_column(case: str, tmp_path: Path, dra: Dra) -> None:
     text, expected = UNREADABLE[case]
     path = tmp_path / "odd.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     (tmp_path / "good.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: c}}")
-    assert main(["validate", str(path), str(tmp_path / "good.yaml")]) == 2
-    out, err = capsys.readouterr()
+    out, err, _ = dra("validate", path, tmp_path / "good.yaml", code=2)
     assert err.startswith(f"wrong {path}") and expected in err
     assert "ok ConfigMap c" in out  # the other file is still validated
     assert err.count("\n") == 1
@@ -151,9 +143,10 @@ def test_other_commands_report_deeply_nested_yaml_as_an_error(tmp_path: Path) ->
         from_files([tmp_path / "deep.yaml"])
 
 
-def test_a_missing_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", str(tmp_path / "none.yaml")]) == 2
-    assert f"wrong {tmp_path}/none.yaml: No such file or directory" in capsys.readouterr().err
+def test_a_missing_file_is_reported(tmp_path: Path, dra: Dra) -> None:
+    assert (
+        f"wrong {tmp_path}/none.yaml: No such file or directory" in dra("validate", tmp_path / "none.yaml", code=2).err
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +167,7 @@ def test_integers_are_read_from_yaml_and_json_as_the_api_server_stores_them(
 
 
 def test_folders_json_lists_and_standard_input_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dra: Dra
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.yml").write_text(
@@ -187,8 +180,7 @@ def test_folders_json_lists_and_standard_input_are_read(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
     )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"kind: Pod\napiVersion: v1\nmetdata: {}\n")))
-    assert main(["validate", str(tmp_path / "in"), "-"]) == 1
-    output = capsys.readouterr().out.splitlines()
+    output = dra("validate", tmp_path / "in", "-", code=1).out.splitlines()
     assert output[0] == f"ok ConfigMap a ({tmp_path}/in/a.yml:4)"
     assert output[1] == f"wrong {tmp_path}/in/a.yml:8: ConfigMap b: dta: unknown field, did you mean 'data'?"
     assert output[2] == f"wrong {tmp_path}/in/b.json:3: Pd c: kind: v1 has no 'Pd', did you mean 'Pod'?"
@@ -197,35 +189,33 @@ def test_folders_json_lists_and_standard_input_are_read(
 
 
 def test_files_of_a_package_that_are_not_objects_are_ignored_in_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dra: Dra
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["new", "acme-npu", "--kind", "sdk"]) == 0
-    capsys.readouterr()
-    assert main(["validate", "acme-npu"]) == 0
-    output = capsys.readouterr().out.splitlines()
+    dra("new", "acme-npu", "--kind", "sdk")
+    output = dra("validate", "acme-npu").out.splitlines()
     assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in output
-    assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, (
-        "an explicitly named file is validated"
+    assert (
+        "values.yaml:2: apiVersion: missing"
+        in dra("validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml", code=1).out
     )
-    assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
 
 
 def test_files_that_dra_deploy_rendered_get_no_warning_but_files_of_the_user_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dra: Dra
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["new", "acme-npu", "--kind", "sdk"]) == 0
-    capsys.readouterr()
-    assert main(["validate", "acme-npu/deploy"]) == 0
-    assert capsys.readouterr().out == "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)\n"
+    dra("new", "acme-npu", "--kind", "sdk")
+    assert (
+        dra("validate", "acme-npu/deploy").out
+        == "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)\n"
+    )
     patches = tmp_path / "acme-npu/deploy/kustomize/mine"
     patches.mkdir()
     (patches / "kustomization.yaml").write_text("kind: Component\napiVersion: kustomize.config.k8s.io/v1alpha1\n")
     (patches / "patch.yaml").write_text("apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: acme-npu}\n")
     (tmp_path / "acme-npu/deploy/other.yaml").write_text("colour: red\n")
-    assert main(["validate", "acme-npu/deploy"]) == 0
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    warnings = [line for line in dra("validate", "acme-npu/deploy").out.splitlines() if line.startswith("warning")]
     assert len(warnings) == 2
     assert warnings[0].endswith("it has neither apiVersion nor kind, so it may be values of Helm")
     assert warnings[1].endswith("and 1 other: validate the output of `kubectl kustomize acme-npu/deploy`")
@@ -324,18 +314,15 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # a text, the part to replac
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_reported_with_its_line_and_a_suggestion(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_reported_with_its_line_and_a_suggestion(case: str, tmp_path: Path, dra: Dra) -> None:
     text, right, wrong, expected = MISTAKES[case]
     assert right in text
     path = tmp_path / "m.yaml"
     path.write_text(text.replace(right, wrong, 1))
-    assert main(["validate", str(path)]) == 1
-    assert expected in capsys.readouterr().out
+    assert expected in dra("validate", path, code=1).out
 
 
-def test_misspelled_names_of_other_objects_cause_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelled_names_of_other_objects_cause_warnings(tmp_path: Path, dra: Dra) -> None:
     published = """apiVersion: resource.k8s.io/v1
 kind: ResourceSlice
 metadata: {name: s}
@@ -372,9 +359,10 @@ metadata: {name: unrelated}
 spec: {devices: {requests: [{name: r, exactly: {deviceClassName: of-the-cluster}}]}}
 """
     (tmp_path / "a.yaml").write_text("---\n".join((published, used, pod)))
-    assert main(["validate", str(tmp_path / "a.yaml")]) == 0
     warnings = [
-        line.partition("a.yaml:")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("warning")
+        line.partition("a.yaml:")[2]
+        for line in dra("validate", tmp_path / "a.yaml").out.splitlines()
+        if line.startswith("warning")
     ]
     at = "DeviceClass gpu.example.com: spec.selectors[0].cel.expression: "
     assert warnings == [
@@ -388,40 +376,34 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: of-the-cluster}
     ]
 
 
-def test_a_device_class_in_the_folder_of_the_driver_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_class_in_the_folder_of_the_driver_is_known(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "c.yaml").write_text(CLAIM.replace("gpu.example.com", "gpu.exmple.com"))
     driver = tmp_path / "driver.py"
     driver.write_text(DRIVER)
     (tmp_path / "deploy").mkdir()
     arguments = ["validate", str(tmp_path / "c.yaml"), "--driver", str(driver)]
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("ok ")  # no class is known
+    assert dra(*arguments).out.startswith("ok ")  # no class is known
     class_file = tmp_path / "deploy/deviceclass.yaml"
     class_file.write_text(CLASS)
-    assert main(arguments) == 0
-    output = capsys.readouterr().out
+    output = dra(*arguments).out
     assert (
         "no DeviceClass 'gpu.exmple.com' in these files or beside the driver, did you mean 'gpu.example.com'?" in output
     )
     (tmp_path / "c.yaml").write_text(CLAIM)
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("ok ")
+    assert dra(*arguments).out.startswith("ok ")
     class_file.write_text("a: [")
-    assert main(arguments) == 2
-    assert main([*arguments, str(class_file)]) == 2
-    assert capsys.readouterr().err.count("deviceclass.yaml") == 2, "each command reports the file once"
+    for files in ((), (class_file,)):
+        assert dra(*arguments, *files, code=2).err.count("deviceclass.yaml") == 1
 
 
-def test_a_described_host_provides_the_attributes_that_a_driver_publishes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_described_host_provides_the_attributes_that_a_driver_publishes(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "c.yaml").write_text(
         CLASS.replace('device.driver == "gpu.example.com"', 'device.attributes["gpu.example.com"].modle == "a"')
     )
-    assert main(["validate", str(tmp_path / "c.yaml"), "--driver", GPU, "--host", "nvlink-server"]) == 0
-    assert "no device has the attribute 'modle' of gpu.example.com, did you mean 'model'?" in capsys.readouterr().out
+    assert (
+        "no device has the attribute 'modle' of gpu.example.com, did you mean 'model'?"
+        in dra("validate", tmp_path / "c.yaml", "--driver", GPU, "--host", "nvlink-server").out
+    )
 
 
 # --- any typo -----------------------------------------------------------------------------------------
@@ -517,15 +499,14 @@ def test_a_value_of_any_type_in_any_field_is_validated_without_an_exception(data
     )
 
 
-def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", GPU]) == 0
-    assert json.loads(capsys.readouterr().out)["properties"]["kind"] == {"const": "GpuConfig"}
-    assert main(["schema", GPU, "--kind", "GpuConfig"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "GpuConfig"
-    assert main(["schema", GPU, "--kind", "Other"]) == 2
-    assert "not one of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
-    assert main(["schema", GPU, "--kind", "gpu.resource.example.com/v1alpha"]) == 2
-    assert "did you mean 'gpu.resource.example.com/v1alpha1'?" in capsys.readouterr().err
+def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_is_reported(dra: Dra) -> None:
+    assert json.loads(dra("schema", GPU).out)["properties"]["kind"] == {"const": "GpuConfig"}
+    assert json.loads(dra("schema", GPU, "--kind", "GpuConfig").out)["title"] == "GpuConfig"
+    assert "not one of gpu.resource.example.com/v1alpha1 GpuConfig" in dra("schema", GPU, "--kind", "Other", code=2).err
+    assert (
+        "did you mean 'gpu.resource.example.com/v1alpha1'?"
+        in dra("schema", GPU, "--kind", "gpu.resource.example.com/v1alpha", code=2).err
+    )
 
 
 KINDS = """
@@ -560,9 +541,8 @@ class Cards(Driver):
     ],
 )
 def test_the_schema_contains_all_selected_kinds_in_their_newest_versions(
-    options: list[str], titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], titles: list[str], tmp_path: Path, dra: Dra
 ) -> None:
     (tmp_path / "cards.py").write_text(KINDS)
-    assert main(["schema", str(tmp_path / "cards.py"), *options]) == 0
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(dra("schema", tmp_path / "cards.py", *options).out)
     assert sorted(s["title"] for s in schema.get("oneOf", [schema])) == titles

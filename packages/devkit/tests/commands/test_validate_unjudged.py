@@ -14,6 +14,7 @@ from dra_devkit.kubernetes_releases import RELEASES, Stage, gates, stage
 from dra_devkit.localcluster.apiserver.kinds import KINDS
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 
 SPEC = {
     "driver": "gpu.example.com",
@@ -50,31 +51,25 @@ def selecting(expression: str) -> JSON:
     return claim_with(selectors=[{"cel": {"expression": expression}}])
 
 
-def run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *objects: Any, options: tuple[str, ...] = ()
-) -> tuple[int, str]:
+def run(tmp_path: Path, dra: Dra, *objects: Any, options: tuple[str, ...] = ()) -> tuple[int, str]:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump_all(objects))
-    code = main(["validate", *options, str(tmp_path / "x.yaml")])
-    return code, capsys.readouterr().out
+    printed = dra("validate", *options, tmp_path / "x.yaml", code=None)
+    return printed.code, printed.out
 
 
 # --- kinds without rules, and documents that are no objects -------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.refused and k.kind != "Workload"], ids=lambda k: k.key)
-def test_a_kind_that_the_local_cluster_does_not_run_is_not_called_wrong(
-    kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out = run(tmp_path, capsys, obj(kind.kind, {}, kind.api_version(kind.versions[0])), CONFIG_MAP)
+def test_a_kind_that_the_local_cluster_does_not_run_is_not_called_wrong(kind: Any, tmp_path: Path, dra: Dra) -> None:
+    code, out = run(tmp_path, dra, obj(kind.kind, {}, kind.api_version(kind.versions[0])), CONFIG_MAP)
     assert code == 3
     assert "wrong" not in out and "local cluster" not in out
     assert out.count("not validated") == 1 and "ok ConfigMap valid" in out
 
 
-def test_an_invalid_object_decides_beside_an_object_that_is_not_validated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out = run(tmp_path, capsys, obj("Thing", {}, "example.com/v1"), {**CONFIG_MAP, "dta": {}})
+def test_an_invalid_object_decides_beside_an_object_that_is_not_validated(tmp_path: Path, dra: Dra) -> None:
+    code, out = run(tmp_path, dra, obj("Thing", {}, "example.com/v1"), {**CONFIG_MAP, "dta": {}})
     assert code == 1
     assert "not validated: example.com/v1 Thing is not known here" in out
 
@@ -96,14 +91,12 @@ NO_OBJECTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NO_OBJECTS)
 def test_a_document_in_a_folder_that_is_no_object_is_named_and_does_not_fail_the_folder(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, dra: Dra
 ) -> None:
     (tmp_path / name).write_text(json.dumps(NO_OBJECTS[name]))
-    assert main(["validate", str(tmp_path)]) == 3, "nothing was validated"
-    capsys.readouterr()
+    dra("validate", tmp_path, code=3)
     (tmp_path / "valid.yaml").write_text(json.dumps(CONFIG_MAP))
-    assert main(["validate", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = dra("validate", tmp_path).out
     assert out.count("not validated") == 1 and name in out and "wrong" not in out
     assert main(["validate", str(tmp_path), str(tmp_path / name)]) in {1, 3}, "a file that the user names is validated"
 
@@ -120,12 +113,9 @@ def test_a_document_in_a_folder_that_is_no_object_is_named_and_does_not_fail_the
     ],
     ids=str,
 )
-def test_an_object_with_a_mistake_in_its_head_stays_wrong_in_a_folder(
-    document: JSON, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_object_with_a_mistake_in_its_head_stays_wrong_in_a_folder(document: JSON, tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "x.json").write_text(json.dumps(document))
-    assert main(["validate", str(tmp_path)]) == 1
-    assert "wrong" in capsys.readouterr().out
+    assert "wrong" in dra("validate", tmp_path, code=1).out
 
 
 # --- gates and releases -------------------------------------------------------------------------------
@@ -155,10 +145,10 @@ CASES: dict[str, tuple[JSON, str, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_release_or_gate_that_makes_an_object_valid_is_named_and_the_options_accept_it(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, dra: Dra
 ) -> None:
     document, release, needed = CASES[case]
-    code, out = run(tmp_path, capsys, document)
+    code, out = run(tmp_path, dra, document)
     assert code == 1
     assert f"it is valid in Kubernetes {release}" in out
     hint = out.partition("it is valid in")[2].splitlines()[0].partition(";")[0]
@@ -167,7 +157,7 @@ def test_the_release_or_gate_that_makes_an_object_valid_is_named_and_the_options
     switched = [f"{g}=true" for g in needed]
     for flag in ("--gates", "--feature-gates"):
         options = ("--kubernetes", release, *((flag, ",".join(switched)) if needed else ()))
-        assert run(tmp_path, capsys, document, options=options) == (
+        assert run(tmp_path, dra, document, options=options) == (
             0,
             f"ok {document['kind']} x ({tmp_path}/x.yaml:1)\n",
         )
@@ -198,41 +188,37 @@ OTHER_VERSIONS = {
 
 
 @pytest.mark.parametrize("case", OTHER_VERSIONS)
-def test_a_hint_names_the_version_that_the_release_serves(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hint_names_the_version_that_the_release_serves(case: str, tmp_path: Path, dra: Dra) -> None:
     document, release, hint = OTHER_VERSIONS[case]
-    code, out = run(tmp_path, capsys, document, options=("--kubernetes", release))
+    code, out = run(tmp_path, dra, document, options=("--kubernetes", release))
     assert (code, hint in out) == (1, True), out
 
 
-def test_a_version_of_an_older_release_is_not_called_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(tmp_path, capsys, obj("Workload", {}, "scheduling.k8s.io/v1alpha1"))
+def test_a_version_of_an_older_release_is_not_called_wrong(tmp_path: Path, dra: Dra) -> None:
+    code, out = run(tmp_path, dra, obj("Workload", {}, "scheduling.k8s.io/v1alpha1"))
     assert (code, "not validated" in out) == (3, True)
-    code, out = run(tmp_path, capsys, obj("Workload", {}, "scheduling.k8s.io/v1alpa1"))
+    code, out = run(tmp_path, dra, obj("Workload", {}, "scheduling.k8s.io/v1alpa1"))
     assert (code, "is not a version of Kubernetes" in out) == (1, True)
 
 
-def test_each_field_of_another_release_gets_the_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_field_of_another_release_gets_the_hint(tmp_path: Path, dra: Dra) -> None:
     document = claim_with_derived()
     second = copy.deepcopy(document["spec"]["devices"]["requests"][0]) | {"name": "s"}
     document["spec"]["devices"]["requests"].append(second)
-    code, out = run(tmp_path, capsys, document)
+    code, out = run(tmp_path, dra, document)
     assert (code, out.count("wrong")) == (1, 2)
     assert (
         out.count("Kubernetes 1.37 adds it: it is valid in Kubernetes 1.37 with the feature gate DRADerivedAttributes")
         == 2
     )
     mappings = slice_with(nodeAllocatableResourceMappings={"cpu": {"allocationMultiplier": "1"}})
-    out = run(tmp_path, capsys, mappings, options=("--kubernetes", "1.37"))[1]
+    out = run(tmp_path, dra, mappings, options=("--kubernetes", "1.37"))[1]
     assert "unknown field in Kubernetes 1.37: only Kubernetes 1.36 has it" in out
 
 
-def test_a_field_that_the_server_drops_is_a_warning_with_its_gate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_field_that_the_server_drops_is_a_warning_with_its_gate(tmp_path: Path, dra: Dra) -> None:
     document = slice_with(nodeAllocatableResources={"cpu": {"mapping": {"deviceMultiplier": "16"}}})
-    code, out = run(tmp_path, capsys, document, options=("--kubernetes", "1.37"))
+    code, out = run(tmp_path, dra, document, options=("--kubernetes", "1.37"))
     assert code == 0
     assert (
         "spec.devices[0].nodeAllocatableResources: Kubernetes 1.37 drops this field: it needs the feature gate" in out
@@ -240,17 +226,15 @@ def test_a_field_that_the_server_drops_is_a_warning_with_its_gate(
     assert "DRANodeAllocatableResources, which is off by default in 1.37" in out
 
 
-def test_an_object_that_no_release_accepts_gets_no_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = run(tmp_path, capsys, claim_with(count=-1))
+def test_an_object_that_no_release_accepts_gets_no_hint(tmp_path: Path, dra: Dra) -> None:
+    code, out = run(tmp_path, dra, claim_with(count=-1))
     assert (code, "it is valid in" in out) == (1, False)
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_gate_of_a_release_can_be_switched_on_for_validation(
-    release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_gate_of_a_release_can_be_switched_on_for_validation(release: str, tmp_path: Path, dra: Dra) -> None:
     on = ",".join(f"{g}=true" for g in gates() if stage(g, release) is not Stage.ABSENT)
-    assert run(tmp_path, capsys, CONFIG_MAP, options=("--kubernetes", release, "--gates", on))[0] == 0
+    assert run(tmp_path, dra, CONFIG_MAP, options=("--kubernetes", release, "--gates", on))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -261,12 +245,9 @@ def test_every_gate_of_a_release_can_be_switched_on_for_validation(
         (("--gates", "DRAAdminAccess=false"), "cannot be switched off"),
     ],
 )
-def test_a_wrong_release_or_gate_is_reported(
-    options: tuple[str, ...], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_release_or_gate_is_reported(options: tuple[str, ...], text: str, tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "x.json").write_text(json.dumps(CONFIG_MAP))
-    assert main(["validate", *options, str(tmp_path / "x.json")]) == 2
-    assert text in capsys.readouterr().err
+    assert text in dra("validate", *options, tmp_path / "x.json", code=2).err
 
 
 # --- selectors with keys that cannot exist ------------------------------------------------------------
@@ -295,7 +276,7 @@ POSSIBLE = [
 @pytest.mark.parametrize("expression", IMPOSSIBLE)
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
 def test_a_key_that_no_device_can_have_is_questioned_in_every_kind(
-    kind: str, expression: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, expression: str, tmp_path: Path, dra: Dra
 ) -> None:
     claim = selecting(expression)
     selectors = [{"cel": {"expression": expression}}]
@@ -304,22 +285,18 @@ def test_a_key_that_no_device_can_have_is_questioned_in_every_kind(
         "ResourceClaimTemplate": obj("ResourceClaimTemplate", {"spec": claim["spec"]}),
         "DeviceClass": obj("DeviceClass", {"selectors": selectors}),
     }
-    code, out = run(tmp_path, capsys, documents[kind])
+    code, out = run(tmp_path, dra, documents[kind])
     assert code == 0, "the API server accepts the object"
     assert out.startswith("warning") and IMPOSSIBLE[expression] in out
 
 
 @pytest.mark.parametrize("expression", POSSIBLE)
-def test_a_key_that_a_device_can_have_gets_no_warning(
-    expression: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out = run(tmp_path, capsys, selecting(expression))
+def test_a_key_that_a_device_can_have_gets_no_warning(expression: str, tmp_path: Path, dra: Dra) -> None:
+    code, out = run(tmp_path, dra, selecting(expression))
     assert (code, out) == (0, f"ok ResourceClaim x ({tmp_path}/x.yaml:1)\n")
 
 
-def test_explain_questions_such_a_key_of_a_claim_and_of_a_class(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_questions_such_a_key_of_a_claim_and_of_a_class(tmp_path: Path, dra: Dra) -> None:
     key = 'device.attributes["gpu.example.com/model"].string == "a"'
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
         "containers": [{"name": "m", "image": "x"}], "resourceClaims": [{"name": "c", "resourceClaimName": "x"}],
@@ -332,8 +309,7 @@ def test_explain_questions_such_a_key_of_a_claim_and_of_a_class(
     }
     of_class = {**obj("DeviceClass", {"selectors": [{"cel": {"expression": key}}]}), "metadata": {"name": "c"}}
     (tmp_path / "x.yaml").write_text(yaml.safe_dump_all([node, slice_with(), of_class, selecting(key), pod]))
-    assert main(["explain", "p", "-f", str(tmp_path / "x.yaml"), "-o", "json"]) == 1
-    notes = json.loads(capsys.readouterr().out)["notes"]
+    notes = json.loads(dra("explain", "p", "-f", tmp_path / "x.yaml", "-o", "json", code=1).out)["notes"]
     wheres = [note.partition(":")[0] for note in notes]
     assert wheres == ["claim default/x, request r"] * 2 + ["class c"] * 2
     assert ["has no field 'string'" in note for note in notes] == [False, True] * 2

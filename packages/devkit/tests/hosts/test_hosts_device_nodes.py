@@ -15,7 +15,7 @@ import pytest
 from dra_devkit.hosts import described
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
-from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 
 DRIVER = """
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
@@ -112,13 +112,12 @@ async def test_dev_runs_the_driver_and_prints_the_folder_of_the_described_host(f
 
 
 def test_dev_with_an_invalid_host_leaves_no_state_folder(
-    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, dra: Dra
 ) -> None:
     """The state folder contains private keys."""
     states = tmp_path / "states"
     states.mkdir()
     monkeypatch.setattr("dra_devkit.localcluster.cluster.state_root", lambda: states)
     for host in ("nowhere.yaml", "all.yaml"):
-        assert main(["dev", str(files / "driver.py"), "--host", str(files / host)]) == 2
-        assert host in capsys.readouterr().err
+        assert host in dra("dev", files / "driver.py", "--host", files / host, code=2).err
     assert list(states.iterdir()) == []

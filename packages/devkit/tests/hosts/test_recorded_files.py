@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from dra_devkit.hosts import described, recorded_files, recording, schema
-from dra_kubeletplugin import Host, cli
+from dra_kubeletplugin import Host
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host.described_host import MARKER
+from packages.devkit.tests.command_runner import Dra
 
 ADDRESS = "0000:17:00.0"
 BARS = (
@@ -110,9 +111,7 @@ def test_the_nodes_of_a_described_host_are_recorded_without_those_of_classes_and
     assert recorded_files.device_nodes(host) == {"acme-admin": "c 240:1", "disk": "b 240:0", "misc": "c 10:1"}
 
 
-def test_a_host_built_from_a_record_has_the_same_record_and_the_same_inspection(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_built_from_a_record_has_the_same_record_and_the_same_inspection(tmp_path: Path, dra: Dra) -> None:
     machine = recording.record(build_machine(tmp_path, MACHINE))
     (tmp_path / "record.yaml").write_text(recording.text(machine))
     loaded = schema.load(tmp_path / "record.yaml")
@@ -120,15 +119,15 @@ def test_a_host_built_from_a_record_has_the_same_record_and_the_same_inspection(
     assert recording.record(Host(described.build(tmp_path / "rebuilt", loaded))) == machine
     shown = []
     for where in (["--sysfs-root", str(tmp_path / "sys")], ["--host", str(tmp_path / "record.yaml")]):
-        assert cli.main(["inspect", *where]) == 0
-        shown.append(capsys.readouterr().out)
+        shown.append(dra("inspect", *where).out)
     assert shown[0] == shown[1] and ADDRESS in shown[0]
 
 
-def test_the_command_records_further_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_records_further_files(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "host.yaml").write_text(recording.text(schema.parse(MACHINE)))
     at = ["inspect", "--host", str(tmp_path / "host.yaml")]
-    assert cli.main([*at, "--describe-host", "--describe-file", "/sys/class/dmi/id/product_name"]) == 0
-    assert '  "class/dmi/id/product_name": "Box"' in capsys.readouterr().out.splitlines()
-    assert cli.main([*at, "--describe-file", "/proc/cmdline"]) == 2
-    assert "--describe-file needs --describe-host" in capsys.readouterr().err
+    assert (
+        '  "class/dmi/id/product_name": "Box"'
+        in dra(*at, "--describe-host", "--describe-file", "/sys/class/dmi/id/product_name").out.splitlines()
+    )
+    assert "--describe-file needs --describe-host" in dra(*at, "--describe-file", "/proc/cmdline", code=2).err

@@ -20,8 +20,9 @@ from msgspec import structs
 from dra_devkit.hosts import described, recording, schema, tree
 from dra_devkit.hosts.model import SPEEDS, WIDTHS, Function, HostDescription
 from dra_devkit.localcluster.dev.hosts import HostError, NodeHost
-from dra_kubeletplugin import Host, cli
+from dra_kubeletplugin import Host
 from dra_kubeletplugin.errors import SettingsError
+from packages.devkit.tests.command_runner import Dra
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -158,27 +159,21 @@ def test_the_record_of_this_machine_can_be_built_and_recorded_again(tmp_path: Pa
     assert by_address(again) == by_address(machine)
 
 
-def test_inspect_records_a_host_and_accepts_the_record_as_a_host(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert cli.main(["inspect", "--host", "storage-host", "--describe-host"]) == 0
-    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
-    assert cli.main(["inspect", "--host", str(tmp_path / "again.yaml")]) == 0
-    shown = capsys.readouterr().out
+def test_inspect_records_a_host_and_accepts_the_record_as_a_host(dra: Dra, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(dra("inspect", "--host", "storage-host", "--describe-host").out)
+    shown = dra("inspect", "--host", tmp_path / "again.yaml").out
     assert "10000:01:00.0" in shown
     assert "driver vmd" in shown
 
 
 @pytest.mark.parametrize("command", ["inspect", "dev"])
-def test_the_commands_report_each_fault_of_a_description(
-    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_commands_report_each_fault_of_a_description(command: str, dra: Dra, tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- address: 0000:17:00.0\n  vendr: 0x10ee\n  device: 1\n")
     driver = [] if command == "inspect" else ["tests.helpers.drivers:Toy"]
-    assert cli.main([command, *driver, "--host", str(file)]) == 2
-    # A thread of an earlier test of this process may log meanwhile.
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("dra: ")]
+    lines = [
+        line for line in dra(command, *driver, "--host", file, code=2).err.splitlines() if line.startswith("dra: ")
+    ]
     assert lines[0].startswith(f"dra: {file}:3: functions[0].vendr: unknown key, did you mean 'vendor'?")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dra_devkit.yaml import loader, stream
 from dra_kubeletplugin.base.yaml import dump
-from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 from tests.tools.tree import modules
 
 KUBECTL_VALUES: list[tuple[str, Any]] = [  # from kubectl 1.32, `annotate --local`, for a value within opaque.parameters
@@ -145,35 +145,27 @@ LIST = (
 )
 
 
-def test_a_duplicate_key_in_a_list_is_reported_for_its_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_duplicate_key_in_a_list_is_reported_for_its_item(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "a.yaml").write_text(LIST.rstrip() + "\n")
-    assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    wrong, ok = capsys.readouterr().out.splitlines()
+    wrong, ok = dra("validate", tmp_path / "a.yaml", code=1).out.splitlines()
     assert wrong.startswith(f"wrong {tmp_path}/a.yaml:8: ConfigMap x: the key 'data' was already used in line 7")
     assert ok.startswith("ok ConfigMap z")
 
 
-def test_duplicate_items_are_reported_and_the_last_ones_are_validated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_duplicate_items_are_reported_and_the_last_ones_are_validated(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "a.yaml").write_text(
         "apiVersion: v1\nkind: List\nitems: []\nitems:\n- " + OBJECT.format("  ", "x").rstrip()
     )
-    assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    assert "ConfigMap x: the key 'items' was already used in line 3" in capsys.readouterr().out
+    assert "ConfigMap x: the key 'items' was already used in line 3" in dra("validate", tmp_path / "a.yaml", code=1).out
 
 
-def test_a_key_that_overrides_a_merged_key_is_no_duplicate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_overrides_a_merged_key_is_no_duplicate(tmp_path: Path, dra: Dra) -> None:
     labels = "metadata:\n  name: a\n  labels: &l {x: 'y'}\n  annotations:\n    <<: *l\n    x: 1\n"
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\n" + labels)
-    assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = dra("validate", tmp_path / "a.yaml", code=1).out.splitlines()
     assert "a.yaml:8: ConfigMap a: metadata.annotations.x: 1 in place of text: write it in quotes" in line
 
 
-def test_a_field_without_a_value_is_not_reported_as_misspelled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_field_without_a_value_is_not_reported_as_misspelled(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata:\n")
-    assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    assert capsys.readouterr().out.strip().endswith("metadata: nothing in place of an object")
+    assert dra("validate", tmp_path / "a.yaml", code=1).out.strip().endswith("metadata: nothing in place of an object")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dra_devkit.yaml.manifests import ManifestError
-from dra_kubeletplugin.cli import main
 from dra_tools import from_files
+from packages.devkit.tests.command_runner import Dra
 from tests.helpers.manifests import CLAIM
 
 COMMANDS = {
@@ -77,11 +77,9 @@ REJECTED: dict[str, tuple[str, tuple[str, ...]]] = {
 MISTAKES = NO_OBJECTS | REJECTED
 
 
-def run_command(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+def run_command(command: str, path: Path, dra: Dra) -> tuple[int, list[str]]:
     """Runs a command. Returns the exit code and, of each sentence with the file's name, the part after the name."""
-    code = main([*COMMANDS[command], str(path)])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
+    out, err, code = dra(*COMMANDS[command], path, code=None)
     lines = [line for line in (out + err).splitlines() if not line.startswith("ok ")]
     return code, [
         re.sub(rf"^.*?{re.escape(str(path))}|( \[DRA-E\d+\])$", "", line) for line in lines if str(path) in line
@@ -92,12 +90,12 @@ def run_command(command: str, path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("which", MISTAKES)
 def test_every_command_reports_a_mistake_with_the_same_sentence(
-    which: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    which: str, command: str, tmp_path: Path, dra: Dra
 ) -> None:
     text, sentences = MISTAKES[which]
     path = tmp_path / "m.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, found = run_command(command, path, capsys)
+    code, found = run_command(command, path, dra)
     assert sorted(found) == sorted(sentences)
     if command == "explain" and which in REJECTED and which != "a version":
         assert code == 3, "the file has no pods"
@@ -120,7 +118,7 @@ def test_the_library_reports_the_same_sentence(which: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("which", ["no file", "a folder without manifests", "a file as a folder"])
 def test_every_command_reports_an_unreadable_path_with_the_same_sentence(
-    which: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    which: str, command: str, tmp_path: Path, dra: Dra
 ) -> None:
     (tmp_path / "m").write_text(MAP)
     path, sentence = {
@@ -129,21 +127,19 @@ def test_every_command_reports_an_unreadable_path_with_the_same_sentence(
         "a file as a folder": (tmp_path / "m/a.yaml", ": Not a directory"),
     }[which]
     is_empty = which == "a folder without manifests" and command == "validate"
-    assert run_command(command, path, capsys) == (3 if is_empty else 2, [sentence])
+    assert run_command(command, path, dra) == (3 if is_empty else 2, [sentence])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_kustomization_file_is_reported(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kustomization_file_is_reported(command: str, tmp_path: Path, dra: Dra) -> None:
     path = tmp_path / "kustomization.yaml"
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
-    _, (sentence,) = run_command(command, path, capsys)
+    _, (sentence,) = run_command(command, path, dra)
     assert sentence.endswith("it is a file of kustomize: use the output of `kubectl kustomize`")
 
 
-def test_an_object_that_a_server_has_accepted_is_not_validated_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_object_that_a_server_has_accepted_is_not_validated_again(tmp_path: Path, dra: Dra) -> None:
     """The server may be newer than the schema of this package."""
     path = tmp_path / "m.yaml"
     path.write_text(MAP.replace("name: m", "name: m, uid: u") + "fieldOfTomorrow: 1\n")
-    assert run_command("explain", path, capsys) == (3, []), "the file has no pods"
+    assert run_command("explain", path, dra) == (3, []), "the file has no pods"

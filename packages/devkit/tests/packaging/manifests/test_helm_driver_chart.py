@@ -13,6 +13,7 @@ from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.packaging.manifests.values_validation import value_errors
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 from packages.devkit.tests.packaging.manifests.cluster_commands import TIMEOUT, run
 from packages.devkit.tests.packaging.manifests.rendering import (
     ALL,
@@ -84,12 +85,9 @@ def test_the_chart_has_the_drivers_name_and_version(tmp_path: Path) -> None:
         (["--chart-version", "1.2.0", "--kustomize-base", "x"], "--kustomize-base is for the kustomization"),
     ],
 )
-def test_what_a_chart_cannot_be_written_with(
-    more: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_chart_cannot_be_written_with(more: list[str], text: str, tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
-    assert main(["deploy", str(tmp_path / "values.yaml"), "--chart", str(tmp_path / "charts"), *more]) != 0
-    assert text in capsys.readouterr().err
+    assert text in dra("deploy", tmp_path / "values.yaml", "--chart", tmp_path / "charts", *more, code=2).err
     assert not (tmp_path / "charts").exists()
 
 

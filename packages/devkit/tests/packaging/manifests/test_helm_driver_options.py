@@ -14,6 +14,7 @@ from dra_devkit.packaging.manifests.option_validation import options_schema
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver, read_options
 from dra_kubeletplugin.errors import SettingsError
+from packages.devkit.tests.command_runner import Dra
 from packages.devkit.tests.packaging.manifests.rendering import CHART, LEAST, ROOT
 
 DRIVER = """
@@ -152,11 +153,8 @@ def test_the_chart_of_a_driver_without_options_has_the_schema_of_the_shared_char
     assert written == json.loads((CHART / "values.schema.json").read_text())
 
 
-def test_a_driver_that_cannot_be_loaded_is_reported_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["deploy", "--shared-dir", str(tmp_path / "build"), "--driver", str(tmp_path / "none.py")]) == 2
-    assert "none.py" in capsys.readouterr().err
+def test_a_driver_that_cannot_be_loaded_is_reported_and_nothing_is_written(tmp_path: Path, dra: Dra) -> None:
+    assert "none.py" in dra("deploy", "--shared-dir", tmp_path / "build", "--driver", tmp_path / "none.py", code=2).err
     assert not (tmp_path / "build").exists()
 
 

@@ -18,6 +18,7 @@ from dra_devkit.packaging.manifests.values import merged
 from dra_devkit.packaging.manifests.values_validation import value_errors
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
+from packages.devkit.tests.command_runner import Dra
 from packages.devkit.tests.packaging.manifests.rendering import (
     ALL,
     CHART,
@@ -196,11 +197,8 @@ def test_the_committed_files_are_up_to_date_with_the_source(tmp_path: Path) -> N
         assert committed[path] == text, f"{path}: run `make deploy`"
 
 
-def test_options_for_one_driver_are_refused_with_shared_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["deploy", "--shared-dir", str(tmp_path / "deploy"), "-C", str(tmp_path), "--kustomize-base", "../x"]) == 2
-    )
-    output = capsys.readouterr().err
+def test_options_for_one_driver_are_refused_with_shared_dir(tmp_path: Path, dra: Dra) -> None:
+    output = dra("deploy", "--shared-dir", tmp_path / "deploy", "-C", tmp_path, "--kustomize-base", "../x", code=2).err
     assert "--directory is for one driver's VALUES" in output
     assert "--kustomize-base is for one driver's VALUES" in output
     assert not list(tmp_path.iterdir())
@@ -357,12 +355,11 @@ def test_no_overlay_patches_by_position() -> None:
     ],
 )
 def test_wrong_values_are_reported_and_no_file_is_written(
-    changes: JSON, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: JSON, expected: str, tmp_path: Path, dra: Dra
 ) -> None:
     text = yaml.safe_dump({k: v for k, v in (LEAST | changes).items() if v is not None})
     (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # Kubernetes reads a number, PyYAML a text
-    assert main(["deploy", str(tmp_path), "--kustomize-base", "../x"]) == 2
-    output = capsys.readouterr().err
+    output = dra("deploy", tmp_path, "--kustomize-base", "../x", code=2).err
     assert expected in output
     assert not (tmp_path / "kustomization.yaml").exists()
 
@@ -379,30 +376,26 @@ def test_wrong_values_are_reported_and_no_file_is_written(
     ],
 )
 def test_an_unreadable_file_of_values_is_reported_with_its_line(
-    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, expected: str, tmp_path: Path, dra: Dra
 ) -> None:
     (tmp_path / "values.yaml").write_text(text)
-    assert main(["deploy", str(tmp_path)]) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in dra("deploy", tmp_path, code=2).err
 
 
-def test_a_wrong_value_is_reported_with_the_file_that_sets_it_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_reported_with_the_file_that_sets_it_last(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
     (tmp_path / "more.yaml").write_text("# of the cluster\nhttpPort: 0\n")
-    assert main(["deploy", str(tmp_path), "-f", str(tmp_path / "more.yaml")]) == 2
-    assert f"{tmp_path}/more.yaml:2: httpPort: 0 is not a number" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/more.yaml:2: httpPort: 0 is not a number"
+        in dra("deploy", tmp_path, "-f", tmp_path / "more.yaml", code=2).err
+    )
 
 
-def test_a_misspelled_option_of_the_framework_causes_a_warning_and_is_passed_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelled_option_of_the_framework_causes_a_warning_and_is_passed_on(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "values.yaml").write_text(
         yaml.safe_dump(LEAST | {"options": {"SHUTDOWN_GRACE_PERIO": "5s", "NPU_MODE": "x"}})
     )
-    assert main(["deploy", str(tmp_path)]) == 0
-    output = capsys.readouterr().err
+    output = dra("deploy", tmp_path).err
     assert (
         "options.SHUTDOWN_GRACE_PERIO: not an option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in output
     )
@@ -450,7 +443,7 @@ class Npu(Driver):
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "other.py"])
 def test_the_driver_validates_its_own_options(
-    tmp_path: Path, place: str, options: dict[str, object], expected: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: str, options: dict[str, object], expected: str, dra: Dra
 ) -> None:
     driver, values = tmp_path / place, tmp_path / "npu/deploy/values.yaml"
     for path in (driver, values):
@@ -458,36 +451,28 @@ def test_the_driver_validates_its_own_options(
     driver.write_text(NPU)
     arguments = ["--driver", str(driver)] if place == "other.py" else []
     values.write_text(yaml.safe_dump(LEAST | {"options": options}, sort_keys=False))
-    assert main(["deploy", str(values), *arguments]) == 2
-    assert expected in capsys.readouterr().err
+    assert expected in dra("deploy", values, *arguments, code=2).err
     values.write_text(
         yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "SHUTDOWN_GRACE_PERIOD": "5s"}})
     )
-    assert main(["deploy", str(values), *arguments]) == 0
-    assert capsys.readouterr().err == ""
+    assert dra("deploy", values, *arguments).err == ""
     assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
 
 
-def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_with_a_warning(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "driver.py").write_text("import vendor_library\n")
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "x"}}))
-    assert main(["deploy", str(tmp_path)]) == 0
-    output = capsys.readouterr().err
+    output = dra("deploy", tmp_path).err
     assert "the driver of this package cannot be loaded: importing" in output
     assert "No module named 'vendor_library'" in output
     assert "options: NPU_MODE of the driver are not validated" in output
     assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 
-def test_fields_of_a_pod_that_is_not_deployed_cause_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fields_of_a_pod_that_is_not_deployed_cause_a_warning(tmp_path: Path, dra: Dra) -> None:
     pods = {"controller": {"priorityClassName": "high"}, "webhook": {}, "plugin": {"priorityClassName": "high"}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"pods": pods}))
-    assert main(["deploy", str(tmp_path)]) == 0
-    output = capsys.readouterr().err
+    output = dra("deploy", tmp_path).err
     assert "pods.controller: features.controller is off, so there is no such pod" in output
     assert "pods.webhook" not in output and "pods.plugin" not in output
 
@@ -506,22 +491,20 @@ def test_a_typo_in_a_field_of_a_pod_is_reported_with_the_intended_field(data: st
     assert str(message) == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
 
 
-def test_a_device_class_with_a_misspelled_driver_name_causes_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_class_with_a_misspelled_driver_name_causes_a_warning(tmp_path: Path, dra: Dra) -> None:
     classes = {"npu": {"selectors": [{"cel": {"expression": 'device.driver == "npu.exmple.com"'}}]}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"deviceClasses": classes}))
-    assert main(["deploy", str(tmp_path)]) == 0
+    printed = dra("deploy", tmp_path)
     expected = "deviceClasses.npu.selectors[0].cel.expression: 'npu.exmple.com' is not driverName, did you mean 'npu.example.com'?"
-    assert expected in capsys.readouterr().err
+    assert expected in printed.err
 
 
-def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
-    assert main(["deploy", str(tmp_path), "--kustomize-base", str(tmp_path / "shared/kustomize")]) == 2
-    assert f"use shared/kustomize, which is relative to {tmp_path}" in capsys.readouterr().err
+    assert (
+        f"use shared/kustomize, which is relative to {tmp_path}"
+        in dra("deploy", tmp_path, "--kustomize-base", tmp_path / "shared/kustomize", code=2).err
+    )
 
 
 @given(st.data())

@@ -13,8 +13,8 @@ import pytest
 
 from dra_devkit.packaging.manifests.values import with_defaults
 from dra_devkit.packaging.manifests.writer import driver_files, shared_files, write_files
-from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
+from packages.devkit.tests.command_runner import Dra
 from packages.devkit.tests.packaging.manifests.rendering import SOURCE
 
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
@@ -71,11 +71,13 @@ def test_dra_deploy_never_overwrites_files_of_others(tmp_path: Path, writer: str
         own_file.unlink()
 
 
-def test_the_command_reports_files_that_it_would_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_files_that_it_would_overwrite(tmp_path: Path, dra: Dra) -> None:
     (tmp_path / "helm").mkdir()
     (tmp_path / "helm/mine").write_text("x")
-    assert main(["deploy", "--shared-dir", str(tmp_path)]) == 2
-    assert f"{tmp_path}/helm/mine was not written by `dra deploy` and would be overwritten" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/helm/mine was not written by `dra deploy` and would be overwritten"
+        in dra("deploy", "--shared-dir", tmp_path, code=2).err
+    )
 
 
 def test_a_run_after_a_failure_at_any_step_writes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
