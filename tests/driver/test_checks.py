@@ -14,6 +14,7 @@ from dra_kubeletplugin.driver.checks import ParameterChecks
 from dra_kubeletplugin.errors import DriverFailedError
 from tests.helpers.crash.claim_drivers import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import running_manager
+from tests.helpers.waiting import wait_until
 
 
 async def test_a_check_fails_if_checks_of_cancelled_callers_use_all_threads() -> None:
@@ -27,11 +28,12 @@ async def test_a_check_fails_if_checks_of_cancelled_callers_use_all_threads() ->
 
     try:
         for _ in range(2):
-            task = asyncio.create_task(checks(hang, 30))
+            task = asyncio.create_task(checks(hang, 1))
             await asyncio.to_thread(began.acquire)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await wait_until(checks.stuck)
         before = time.monotonic()
         with pytest.raises(DriverFailedError, match="all 2 threads run checks that have not returned"):
             await checks(lambda: None, 30)

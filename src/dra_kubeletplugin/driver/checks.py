@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,8 +28,7 @@ class ParameterChecks:
     def __init__(self, threads: int = THREADS) -> None:
         self.threads = threads
         self._calls = Calls(threads, _LONGEST)
-        self._running: dict[object, int] = {}  # the thread of each check that runs
-        self._abandoned: set[object] = set()  # checks that still run after their caller gave up
+        self._until: dict[int, float] = {}  # thread → the time limit of the check that it runs, by time.monotonic()
 
     async def __call__(self, function: Callable[[], T], seconds: float) -> T:
         """Runs ``function`` in a thread and returns its result.
@@ -42,25 +42,22 @@ class ParameterChecks:
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
-        check = object()
+        seconds = min(seconds, _LONGEST)
+        until, thread = time.monotonic() + seconds, 0
 
         def check_of_parameters() -> T:
-            self._running[check] = threading.get_ident()
+            nonlocal thread
+            thread = threading.get_ident()
+            self._until[thread] = until
             try:
                 return function()
             finally:
-                self._abandoned.discard(check)
-                del self._running[check]
+                del self._until[thread]
 
         try:
-            async with asyncio.timeout(min(seconds, _LONGEST)):
+            async with asyncio.timeout(seconds):
                 return await self._calls(check_of_parameters)
-        except (TimeoutError, asyncio.CancelledError) as e:
-            thread = self._running.get(check, 0)
-            if thread:
-                self._abandoned.add(check)
-            if isinstance(e, asyncio.CancelledError):
-                raise
+        except TimeoutError:
             where = _line(thread)
             raise DriverFailedError(
                 f"the check of these parameters has not returned within {seconds:g} s{where and f': it is at {where}'}"
@@ -68,10 +65,11 @@ class ParameterChecks:
 
     def stuck(self) -> str:
         """Returns why no parameters can be validated, with the author's line that blocks a thread; empty while a thread is free."""
-        threads = [thread for check, thread in list(self._running.items()) if check in self._abandoned]
-        if len(threads) < self.threads:
+        now = time.monotonic()
+        late = [thread for thread, until in list(self._until.items()) if until < now]
+        if len(late) < self.threads:
             return ""
-        where = next(filter(None, map(_line, threads)), "unknown code")
+        where = next(filter(None, map(_line, late)), "unknown code")
         return f"parameters cannot be validated: all {self.threads} threads run checks that have not returned, one of them {where}"
 
 
