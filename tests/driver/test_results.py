@@ -52,7 +52,7 @@ def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"device_nodes": [DeviceNode(path="/dev/a", host_path="b")]}, r"device_nodes\[0\] 'b' must be an absolute path"),
         ({"device_nodes": [None]}, r"device_nodes\[0\] must be a DeviceNode, not NoneType"),
         ({"mounts": ["/lib"]}, r"mounts\[0\] must be a Mount, not str"),
-        ({"mounts": [Mount(host_path=5, container_path="/x")]}, r"edits.mounts\[0\].hostPath has the wrong type int"),  # type: ignore[arg-type]
+        ({"mounts": [Mount(host_path=5, container_path="/x")]}, r"Mount: .*Expected `str`, got `int` - at `\$.hostPath`"),  # type: ignore[arg-type]
         ({"mounts": [Mount(host_path=object(), container_path="/x")]}, "Mount: "),  # type: ignore[arg-type]
         ({"env": {"A": "\ud800"}}, r"env\[0\] 'A=\\ud800' is not valid Unicode"),
         ({"env": {"A": "x\0y"}}, r"env\[0\] 'A=x\\x00y' must not contain a NUL"),
@@ -62,13 +62,15 @@ def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"device_nodes": "/dev/a"}, "device_nodes must be a list, not str"),
         ({"device_nodes": DeviceNode(path="/dev/a")}, "device_nodes must be a list, not DeviceNode"),
         ({"mounts": Mount(host_path="/a", container_path="/a")}, "mounts must be a list, not Mount"),
-        ({"mounts": [Mount(host_path="/a", container_path="/a", options="ro")]}, r"mounts\[0\].options must be a list"),
+        ({"mounts": [Mount(host_path="/a", container_path="/a", options="ro")]}, r"Mount: .*Expected `array`, got `str` - at `\$.options`"),
         ({"additional_gids": 5}, "additional_gids must be a list, not int"),
         ({"mounts": [Mount(host_path="/a\0", container_path="/x")]}, r"mounts\[0\].hostPath .* must not contain a NUL"),
         ({"net_devices": [NetDevice(host_interface_name="e\udc80", name="e")]}, r"netDevices\[0\].hostInterfaceName"),
         ({"hooks": [Hook(hook_name="createContainer", path="/x", args=["\0"])]}, r"hooks\[0\].args\[0\]"),
         ({"intel_rdt": {"closID": "\ud800"}}, "intelRdt.closID"),
-        ({"additional_gids": ["x"]}, r"additionalGids\[0\] has the wrong type str"),
+        ({"intel_rdt": {"closId": "c"}}, "unknown field `closId`"),
+        ({"device_nodes": [DeviceNode(path="/a", gid=-1)]}, r"Expected `int` >= 0 - at `\$.gid`"),
+        ({"additional_gids": ["x"]}, r"Expected `int`, got `str` - at `\$.additionalGids\[0\]`"),
     ],
 )  # fmt: skip
 def test_invalid_edits_are_rejected_when_they_are_created(edits: dict[str, Any], message: str) -> None:

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from ..base.structs import NamedStructMeta
 from ..errors import InvalidSpecError, describe, printable
-from .spec import check_edits, check_types, version_to_declare
+from .spec import check_edits, version_to_declare
 
 E = TypeVar("E")
 _NOT_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, type(lambda: None))
 _BIND = frozenset({"bind", "rbind"})
+_Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _IntelRdt(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    clos_id: str | None = msgspec.field(name="closID", default=None)
+    l3_cache_schema: str | None = None
+    mem_bw_schema: str | None = None
+    schemata: list[str] | None = None
+    enable_cmt: bool | None = msgspec.field(name="enableCMT", default=None)
+    enable_mbm: bool | None = msgspec.field(name="enableMBM", default=None)
+    enable_monitoring: bool | None = None
+
+
+class _Others(msgspec.Struct, rename="camel"):
+    """The edits that have no class for authors."""
+
+    additional_gids: list[_Unsigned] = []
+    intel_rdt: _IntelRdt | None = None
 
 
 class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
-        """Returns the edit as a JSON object. Raises :class:`InvalidSpecError` for a value that JSON cannot represent."""
+        """Returns the edit as a JSON object. Raises :class:`InvalidSpecError` for a value of another type."""
         try:
             built: dict[str, Any] = msgspec.to_builtins(self)
+            msgspec.convert(built, type(self))
         except Exception as e:
             raise InvalidSpecError(f"{type(self).__name__}: {describe(e)}") from None
         return built
@@ -42,12 +61,12 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
     path: str
     host_path: str = ""
     type: str = ""
-    major: int = 0
-    minor: int = 0
-    file_mode: int | None = None
+    major: _Unsigned = 0
+    minor: _Unsigned = 0
+    file_mode: _Unsigned | None = None
     permissions: str = ""
-    uid: int | None = None
-    gid: int | None = None
+    uid: _Unsigned | None = None
+    gid: _Unsigned | None = None
 
     @property
     def source(self) -> str:
@@ -85,7 +104,7 @@ class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel")
     path: str
     args: Sequence[str] = ()
     env: Sequence[str] = ()
-    timeout: int | None = None
+    timeout: _Unsigned | None = None
 
 
 class NetDevice(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -166,7 +185,10 @@ class ContainerEdits:
         if intel_rdt is not None:
             built["intelRdt"] = dict(intel_rdt)
         self._json = built
-        check_types(built)
+        try:
+            msgspec.convert(built, _Others)
+        except msgspec.ValidationError as e:
+            raise InvalidSpecError(str(e)) from None
         _check_text(built, "")
         check_edits(built)
         if intel_rdt is not None:

@@ -1,10 +1,9 @@
-"""Validates CDI specs in JSON form with the strict checks of the Go library, which runtimes use to load specs."""
+"""The rules of the Go library with which runtimes load CDI specs: names, values of container edits, and the versions of fields."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
 from ..errors import InvalidSpecError
@@ -16,44 +15,6 @@ HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "post
 
 _DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
-# Types of fields: s text, i 64-bit integer, u unsigned 32-bit integer, b bool, m map of texts.
-_STRING_LIST = ["s"]
-EDITS_SHAPE = {
-    "env": _STRING_LIST,
-    "deviceNodes": [
-        {
-            "path": "s",
-            "hostPath": "s",
-            "type": "s",
-            "major": "i",
-            "minor": "i",
-            "fileMode": "u",
-            "permissions": "s",
-            "uid": "u",
-            "gid": "u",
-        }
-    ],
-    "netDevices": [{"hostInterfaceName": "s", "name": "s"}],
-    "hooks": [{"hookName": "s", "path": "s", "args": _STRING_LIST, "env": _STRING_LIST, "timeout": "i"}],
-    "mounts": [{"hostPath": "s", "containerPath": "s", "options": _STRING_LIST, "type": "s"}],
-    "intelRdt": {
-        "closID": "s",
-        "l3CacheSchema": "s",
-        "memBwSchema": "s",
-        "schemata": _STRING_LIST,
-        "enableCMT": "b",
-        "enableMBM": "b",
-        "enableMonitoring": "b",
-    },
-    "additionalGids": ["u"],
-}
-SPEC_SHAPE = {
-    "cdiVersion": "s",
-    "kind": "s",
-    "annotations": "m",
-    "devices": [{"name": "s", "annotations": "m", "containerEdits": EDITS_SHAPE}],
-    "containerEdits": EDITS_SHAPE,
-}
 _RDT = "containerEdits.intelRdt"
 SINCE: Mapping[str, str] = {
     "annotations": "0.6.0",
@@ -72,8 +33,6 @@ Sources: SPEC.md, "Released versions", and specs-go/version.go and config.go of 
 """
 LAST_WITH = {"enableCMT": "1.0.0", "enableMBM": "1.0.0"}
 """The last CDI version of each field of ``intelRdt`` that the newest version lacks."""
-_TYPES: dict[str, type] = {"s": str, "i": int, "u": int, "b": bool, "m": dict}
-_RANGES = {"i": (-(2**63), 2**63 - 1), "u": (0, 2**32 - 1)}
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -189,11 +148,6 @@ def validate_device_name(name: str) -> None:
         raise InvalidSpecError(f'invalid name "{name}", should end with a letter or digit')
 
 
-def check_types(edits: Any) -> None:
-    """Raises :class:`InvalidSpecError` if container edits have an unknown field or a wrong type."""
-    _strict(edits, EDITS_SHAPE, ("edits",))
-
-
 def check_edits(edits: ReadOnlyJSON) -> None:
     """Applies the Go library's rules to container edits whose types are valid. Raises :class:`InvalidSpecError`."""
     for env in edits.get("env") or []:
@@ -252,48 +206,3 @@ def _check_net(devices: list[ReadOnlyJSON]) -> None:
         if name in by_name:
             raise InvalidSpecError(f'{what} Name "{name}" with HostInterfaceName "{host}" and "{by_name[name]}"')
         by_host[host], by_name[name] = name, host
-
-
-def check_shape(spec: Any) -> None:
-    """Raises :class:`InvalidSpecError` if a field has a wrong type, or if a field is unknown."""
-    _strict(spec, SPEC_SHAPE, ("spec",))
-
-
-def _strict(value: Any, shape: Any, path: _Path) -> None:
-    """Rejects wrong types and unknown fields, as the Go library's decoder does."""
-    if value is None:
-        return
-    if isinstance(shape, str):
-        _scalar(value, shape, path)
-    elif isinstance(shape, list):
-        if not isinstance(value, list):
-            raise InvalidSpecError(f"{_shown(path)} must be a list")
-        for i, item in enumerate(value):
-            if item is None:
-                raise InvalidSpecError(f"{_shown(path)}[{i}] is empty")
-            _strict(item, shape[0], (path, "[", i, "]"))
-    else:
-        if not isinstance(value, dict):
-            raise InvalidSpecError(f"{_shown(path)} must be an object")
-        for key, item in value.items():
-            if key not in shape:
-                raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
-            _strict(item, shape[key], (path, ".", key))
-
-
-# The path of the parent, then texts to append. It is joined only if an error is reported, which saves time.
-_Path = tuple[object, ...]
-
-
-def _shown(path: _Path) -> str:
-    return "".join(_shown(part) if isinstance(part, tuple) else str(part) for part in path)
-
-
-def _scalar(value: Any, kind: str, path: _Path) -> None:
-    if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
-        raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
-    if isinstance(value, dict) and not all(isinstance(v, str) or v is None for v in value.values()):
-        raise InvalidSpecError(f"{_shown(path)} has a value that is not text")
-    least, most = _RANGES.get(kind, (0, 0))
-    if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
-        raise InvalidSpecError(f"{_shown(path)} {value} is out of range")

@@ -16,7 +16,8 @@ import yaml
 from dra_devkit.yaml import loader
 from dra_kubeletplugin.base.files import UnsuitableFileError, read_file
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.cdi.spec import SPEC_SHAPE
+
+from .spec_validation import SPEC_SHAPE
 
 
 class SpecFileError(ValueError):
