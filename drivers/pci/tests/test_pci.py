@@ -62,7 +62,7 @@ async def test_a_function_is_bound_to_vfio_and_back() -> None:
         pod = await node.run_pod(selector=FPGA)
         assert bound(node, "0000:17:00.0") == "vfio-pci"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
-        edits = node.plugin.claims.files.specs.read(uid)["devices"][0]["containerEdits"]
+        edits = json.loads(node.plugin.claims.files.specs.path(uid).read_bytes())["devices"][0]["containerEdits"]
         assert [n["path"] for n in edits["deviceNodes"]] == ["/dev/vfio/vfio", "/dev/vfio/20"]
         assert "PCI_DEVICE_0000_17_00_0=0000:17:00.0" in edits["env"]
         nodes = node.oci(pod)["linux"]["devices"]
@@ -141,7 +141,7 @@ async def test_a_function_whose_group_is_in_use_is_prepared_for_information_only
         await node.run_pod(selector=GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"')
         assert bound(node, "0000:65:00.0") == "nouveau"
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
-        edits = node.plugin.claims.files.specs.read(uid)["devices"][0]["containerEdits"]
+        edits = json.loads(node.plugin.claims.files.specs.path(uid).read_bytes())["devices"][0]["containerEdits"]
         assert edits["mounts"][0]["containerPath"] == "/run/pci/0000:65:00.0"
 
 

@@ -165,9 +165,6 @@ class ClaimSpecs:
         """
         remove_file(self._note(uid))
 
-    def exists(self, uid: str) -> bool:
-        return self.path(uid).exists()
-
     def has_content(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the claim's files exist with exactly this content. ``spec`` None means that the spec is not compared."""
         try:
@@ -179,17 +176,6 @@ class ClaimSpecs:
     def note(self, uid: str) -> bytes:
         """Returns the note of a claim. Raises ``OSError``, also if it is not a regular file or is too large."""
         return read_file(self._note(uid), links=False)
-
-    def read(self, uid: str) -> dict[str, Any]:
-        """Returns the spec of a claim.
-
-        Raises ``OSError``, also if it is not a regular file or is too large; ``ValueError`` if it is not a JSON object.
-        """
-        try:
-            spec: dict[str, Any] = msgspec.json.decode(read_file(self._spec(uid), links=False), type=dict)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        return spec
 
     def uids(self) -> list[str]:
         """Returns the UIDs of the claims that have a spec or a note of this driver. Files with other names are ignored.

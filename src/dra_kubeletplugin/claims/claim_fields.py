@@ -6,17 +6,21 @@ encoded until they are resolved. Managed fields and device statuses stay encoded
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from ..base.json_types import JSON
-from ..driver.results import AllocationResult
+from ..driver import AllocatedDevice
 from ..resourceapi.allocation import node_of
 from ..resourceapi.encoded import from_json
+from ..resourceapi.quantity import Quantity, parse
+from ..resourceapi.types import Device
 
 T = TypeVar("T")
 DeviceKey = tuple[str, str, str]  # pool, device, share id
+_UNKNOWN = Device("unknown")
 
 
 class ClaimIdentity(NamedTuple):
@@ -30,15 +34,49 @@ class ClaimIdentity(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class DeviceResult(AllocationResult, rename="camel"):
-    """An allocated device with its binding conditions."""
+class DeviceResult(msgspec.Struct, rename="camel"):
+    """An allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim. All API versions have the same form."""
 
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str | int | float] | None = None
+    tolerations: list[JSON] | None = None
     binding_conditions: list[str] | None = None
     binding_failure_conditions: list[str] | None = None
 
     @property
     def key(self) -> DeviceKey:
         return self.pool, self.device, self.share_id or ""
+
+    def consumed(self) -> dict[str, Quantity]:
+        """Returns the consumed capacity by name. Raises ``ValueError`` if a value is not a quantity."""
+        return {k: parse(str(v)) for k, v in (self.consumed_capacity or {}).items()}
+
+    def allocated(
+        self, device: Device | None = None, consumed: Mapping[str, Quantity] | None = None
+    ) -> AllocatedDevice:
+        """Returns the device as the driver gets it, without its parameters.
+
+        Args:
+            device: the device in the inventory; by default an unknown device without attributes.
+            consumed: the consumed capacity, parsed.
+        """
+        return AllocatedDevice(
+            request=self.request,
+            pool=self.pool,
+            name=self.device,
+            share_id=self.share_id,
+            admin_access=bool(self.admin_access),
+            consumed_capacity=consumed or {},
+            config=None,
+            config_source="",
+            published=device or _UNKNOWN,
+            tolerations=self.tolerations or (),
+        )
 
 
 class _AllocatedDevices(msgspec.Struct, frozen=True):

@@ -103,7 +103,7 @@ class ClaimProcesses:
         try:
             launched = await asyncio.shield(launching)
             found = RecordedProcess(
-                spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
+                spec.name, launched.identity, command, self._instances.id, self._supervisor, spec.devices
             )
             await record({"step": STEP, "data": msgspec.to_builtins(found)})
         except BaseException:
@@ -161,13 +161,13 @@ class ClaimProcesses:
         except OSError as e:
             raise RetryableError(f"{spec.call}: its log cannot be written: {describe(e)}") from None
         return ProcessCommand(
-            argv=tuple(map(str, spec.argv)),
+            argv=spec.argv,
             log=str(path),
             token=f"{uid}/{spec.name}/{os.urandom(8).hex()}",
-            env=dict(spec.env),
-            cwd=str(spec.cwd),
-            stop=tuple(map(str, spec.stop)),
-            stop_timeout=float(spec.stop_timeout),
+            env=spec.env,
+            cwd=spec.cwd,
+            stop=spec.stop,
+            stop_timeout=spec.stop_timeout,
         )
 
     def _runner(self, supervisor: str) -> ProcessRunner:

@@ -18,7 +18,6 @@ from ..driver import AllocatedDevice, Driver
 from ..driver.config.resolution import Resolver
 from ..driver.diagnostics.author_errors import without_frames
 from ..driver.encoded_claim import EncodedClaim
-from ..driver.results import AllocationResult
 from ..errors import (
     ApiError,
     ApiUnavailableError,
@@ -37,7 +36,7 @@ from ..kube import KubeClient
 from ..kube.errors import NotFoundError
 from ..resourceapi.encoded import config_entries
 from .capacity import Supply, takes_json
-from .claim_fields import ClaimFields, ClaimIdentity
+from .claim_fields import ClaimFields, ClaimIdentity, DeviceResult
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
 
@@ -177,7 +176,7 @@ class Verifier:
             return VerifiedClaim(none, fields.node, fields.status.reserved_for, devices, entries, supply, fault)
 
     async def _device(
-        self, ref: ClaimIdentity, result: AllocationResult, supply: Supply, started: float
+        self, ref: ClaimIdentity, result: DeviceResult, supply: Supply, started: float
     ) -> tuple[AllocatedDevice, JSON]:
         """Returns an allocated device, and the entry that the claim's record stores before the device is prepared."""
         name, pool = result.device, result.pool

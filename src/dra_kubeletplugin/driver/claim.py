@@ -362,19 +362,18 @@ class Claim:
             DraError: the record cannot be written, or ``ready`` raised.
         """
         needing = self.devices if devices is None else devices
-        return self._undo.start(
-            ProcessSpec(
-                name=name,
-                argv=argv,
-                env=dict(env or {}),
-                cwd=cwd,
-                ready=ready,
-                ready_timeout=ready_timeout,
-                stop=stop,
-                stop_timeout=stop_timeout,
-                devices=[(d.pool, d.name) for d in needing],
-            )
-        )
+        arguments = {
+            "name": name,
+            "argv": argv,
+            "env": env or {},
+            "cwd": cwd,
+            "ready": ready,
+            "ready_timeout": ready_timeout,
+            "stop": stop,
+            "stop_timeout": stop_timeout,
+            "devices": [(d.pool, d.name) for d in needing],
+        }
+        return self._undo.start(ProcessSpec.of(arguments))
 
 
 def _only_keywords(call: str, args: Sequence[object]) -> None:

@@ -2,87 +2,50 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
-from ..errors import DriverError, printable, shown
+import msgspec
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_SECONDS = 600.0
+from ..errors import DriverError, clip, shown
+
 Ready = Callable[[], Awaitable[bool] | bool]
+_Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z")]  # an argument of a program, in a record
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=600)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessSpec:
-    """A process of a claim, see :meth:`Claim.start_process`. ``devices`` are pool and name of each device that needs it.
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of a claim, see :meth:`Claim.start_process`. ``devices`` are pool and name of each device that needs it."""
 
-    Raises :class:`DriverError` if an argument is invalid.
-    """
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?\Z")]
+    argv: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
+    env: dict[Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")], _Text]
+    cwd: Annotated[str, msgspec.Meta(pattern=r"\A/[^\0\ud800-\udfff]*\Z")]
+    ready: Any  # a Ready, or None
+    ready_timeout: _Seconds
+    stop: tuple[_Text, ...]
+    stop_timeout: _Seconds
+    devices: list[tuple[str, str]]
 
-    name: str
-    argv: Sequence[str | Path]
-    env: Mapping[str, str]
-    cwd: str | Path
-    ready: Ready | None
-    ready_timeout: float
-    stop: Sequence[str | Path]
-    stop_timeout: float
-    devices: Sequence[tuple[str, str]]
-
-    def __post_init__(self) -> None:
-        call = self.call
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DriverError(
-                f"{call}: the name must have at most 40 lower case letters, digits and '-', such as 'mps'"
-            )
-        if self.ready is not None and not callable(self.ready):
-            raise DriverError(f"{call}: ready is {shown(self.ready)}, it must be a function that returns True or False")
-        for option, seconds in (("ready_timeout", self.ready_timeout), ("stop_timeout", self.stop_timeout)):
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_SECONDS:
-                raise DriverError(
-                    f"{call}: {option} is {shown(seconds)}, it must be above 0 and at most {_MAX_SECONDS:g} seconds"
-                )
-        cwd = str(self.cwd) if isinstance(self.cwd, Path) else self.cwd
-        if not _is_text(cwd) or not cwd.startswith("/"):
-            raise DriverError(f"{call}: cwd is {shown(cwd)}, it must be an absolute path")
-        for key, value in self.env.items():
-            if not isinstance(key, str) or not _VARIABLE.fullmatch(key) or not _is_text(value):
-                raise DriverError(
-                    f"{call}: env contains {printable(key)}={shown(value)}, which is not a variable with a text value"
-                )
-        # Of a subclass of str, which a record cannot have, only the text is kept.
-        object.__setattr__(self, "name", _plain(self.name))
-        object.__setattr__(self, "cwd", _plain(cwd))
-        object.__setattr__(self, "env", {_plain(key): _plain(value) for key, value in self.env.items()})
-        object.__setattr__(self, "argv", _words(call, "argv", self.argv))
-        object.__setattr__(self, "stop", _words(call, "stop", self.stop, may_be_empty=True))
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> ProcessSpec:
+        """Validates the arguments. Paths become text. Raises :class:`DriverError`."""
+        call = f"claim.start_process({shown(arguments['name'])})"
+        ready = arguments["ready"]
+        if ready is not None and not callable(ready):
+            raise DriverError(f"{call}: ready is {shown(ready)}, it must be a function that returns True or False")
+        try:
+            return msgspec.convert({name: _with_texts(value) for name, value in arguments.items()}, cls)
+        except msgspec.ValidationError as e:
+            raise DriverError(f"{call}: {clip(e)}") from None
 
     @property
     def call(self) -> str:
         return f"claim.start_process({shown(self.name)})"
 
 
-def _words(call: str, option: str, words: Sequence[str | Path], *, may_be_empty: bool = False) -> tuple[str, ...]:
-    if isinstance(words, str) or not isinstance(words, Sequence) or not (words or may_be_empty):
-        raise DriverError(f"{call}: {option} is {shown(words)}, it must be a list: the program and its arguments")
-    texts = [str(w) if isinstance(w, Path) else w for w in words]
-    if wrong := next((w for w in texts if not _is_text(w)), None):
-        raise DriverError(f"{call}: {option} contains {shown(wrong)}, it must contain text")
-    return tuple(map(_plain, texts))
-
-
-def _plain(text: str) -> str:
-    return str.__str__(text)
-
-
-def _is_text(value: object) -> bool:
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _with_texts(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -117,12 +117,6 @@ def _below(type_name: str, prefix: str, since: str, until: str) -> Iterator[ApiF
         yield from _below(row.item_type, f"{field.path}{step}.", field.since, field.until)
 
 
-def latest(values: Mapping[str, object], release: str) -> str:
-    """Returns the newest release in ``values`` that is not newer than ``release``; empty if all are newer."""
-    order = list(table().releases)
-    return next((r for r in reversed(order[: order.index(release) + 1]) if r in values), "")
-
-
 def on_since(gate: str) -> str:
     """Returns the first release in which a gate is on by default; empty if there is none."""
     stages = table().gates[gate].stages

@@ -125,19 +125,6 @@ class Nodes:
             return cls(Where.SELECTED, fault=f"Nodes.{method}(): {printable(faults)}")
         return cls(Where.SELECTED, selector_json=text)
 
-    @classmethod
-    def read(cls, raw: ReadOnlyJSON) -> Nodes | None:
-        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if no nodes are set. For the framework."""
-        if raw.get("nodeName"):
-            return cls.named(raw["nodeName"])
-        if selector := raw.get("nodeSelector"):
-            text = _text(selector)
-            names = [v for t in selector["nodeSelectorTerms"] for f in t.get("matchFields") or () for v in f["values"]]
-            if len(names) == 1 and cls.named(*names).selector_json == text:
-                return cls.named(*names)
-            return cls(Where.SELECTED, selector_json=text)
-        return cls.all() if raw.get("allNodes") else None
-
     def of_slice(self, this: str) -> ReadOnlyJSON:
         """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node. For the framework."""
         if self.fault:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.resourceapi.fields import latest, on_since, table
+from dra_kubeletplugin.resourceapi.fields import on_since, table
 
 _TABLE = table()
 RELEASES = tuple(_TABLE.releases)
@@ -273,13 +273,18 @@ def gates() -> tuple[str, ...]:
 def stage(gate: str, release: str) -> Stage:
     """Returns the stage of a gate in a release. Raises ``KeyError`` for an unknown gate."""
     stages = _TABLE.gates[gate].stages
-    return Stage(stages.get(latest(stages, release), ""))
+    return Stage(stages.get(_latest(stages, release), ""))
 
 
 def versions_of(kind: str, release: str) -> tuple[str, ...]:
     """Returns the versions of a kind in a release, preferred first."""
     versions = _TABLE.kinds[kind]
-    return tuple(versions.get(latest(versions, release), ()))
+    return tuple(versions.get(_latest(versions, release), ()))
+
+
+def _latest(values: Mapping[str, object], release: str) -> str:
+    """Returns the newest release in ``values`` that is not newer than ``release``; empty if all are newer."""
+    return next((r for r in reversed(RELEASES[: RELEASES.index(release) + 1]) if r in values), "")
 
 
 def parse_gates(text: str) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
@@ -9,7 +10,7 @@ from dra_kubeletplugin.base.text import did_you_mean, join_names
 from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.amounts import Capacity
 from dra_kubeletplugin.resourceapi.decoding import read_counters, read_device
-from dra_kubeletplugin.resourceapi.nodes import Nodes
+from dra_kubeletplugin.resourceapi.nodes import Nodes, Where
 from dra_kubeletplugin.resourceapi.pools import Pool
 from dra_kubeletplugin.resourceapi.types import CounterSet, Device
 
@@ -143,15 +144,28 @@ def read_pool(specs: Sequence[ReadOnlyJSON]) -> Pool:
         first["pool"]["name"],
         devices,
         sets,
-        Nodes.this() if first.get("nodeName") else Nodes.read(first) or Nodes.all(),
+        Nodes.this() if first.get("nodeName") else _read_nodes(first) or Nodes.all(),
         str(first.get("partitionTypeAttribute") or ""),
         [str(operation) for operation in first.get("skipNodeOperations") or ()] or (),
     )
 
 
 def _with_nodes(device: Device, raw: ReadOnlyJSON) -> Device:
-    object.__setattr__(device, "nodes", Nodes.read(raw))
+    object.__setattr__(device, "nodes", _read_nodes(raw))
     return device
+
+
+def _read_nodes(raw: ReadOnlyJSON) -> Nodes | None:
+    """Reads the nodes of a slice's spec or of a device; None if no nodes are set."""
+    if raw.get("nodeName"):
+        return Nodes.named(raw["nodeName"])
+    if selector := raw.get("nodeSelector"):
+        text = json.dumps(selector, sort_keys=True)
+        names = [v for t in selector["nodeSelectorTerms"] for f in t.get("matchFields") or () for v in f["values"]]
+        if len(names) == 1 and Nodes.named(*names).selector_json == text:
+            return Nodes.named(*names)
+        return Nodes(Where.SELECTED, selector_json=text)
+    return Nodes.all() if raw.get("allNodes") else None
 
 
 def differs(published: Published, wanted: Wanted) -> str:

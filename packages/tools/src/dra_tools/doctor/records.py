@@ -70,7 +70,7 @@ def _check_records(
             )
             continue
         age = time.time() - r.updated
-        if r.state is State.PREPARED and r.cdi and not specs.exists(r.uid):
+        if r.state is State.PREPARED and r.cdi and not specs.path(r.uid).exists():
             yield failure(
                 "records",
                 f"{driver}: claim {r.shown} is prepared and {specs.path(r.uid)} is missing",
