@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dra_devkit.scheduling.framework.pod_info import PodInfo
 from dra_kubeletplugin.base.json_types import JSON
@@ -24,7 +23,7 @@ from dra_kubeletplugin.kube.resource import (
 from .reader import CONSEQUENCES
 from .scheduler_view import named_requests
 from .snapshot import Gap, Snapshot
-from .waiting_pods import asks, is_reported_in_events, waiting_pods
+from .waiting_pods import asks, is_reported_in_events, waiting_pods, waits_for_claims
 
 
 def from_files(paths: Iterable[Path]) -> list[JSON]:
@@ -58,7 +57,7 @@ def snapshot_of(objects: Iterable[JSON]) -> Snapshot:
         CLAIMS: True,
         CLASSES: bool(requests or any(map(asks, waiting))),
         NAMESPACES: any(one.get("adminAccess") for one in requests) or any(map(_selects_namespaces, waiting)),
-        TEMPLATES: any(_waits_for_template(pod.pod) for pod in waiting),
+        TEMPLATES: any(map(waits_for_claims, waiting)),
         EVENTS: any(map(is_reported_in_events, waiting)),
     }
     return replace(
@@ -76,9 +75,3 @@ def _absent(found: Snapshot, resource: Resource) -> Gap:
 
 def _selects_namespaces(pod: PodInfo) -> bool:
     return any("namespaceSelector" in term for kind in ("podAffinity", "podAntiAffinity") for term in pod.terms(kind))
-
-
-def _waits_for_template(pod: Mapping[str, Any]) -> bool:
-    made = {s["name"] for s in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
-    entries = pod["spec"].get("resourceClaims") or []
-    return any(e.get("resourceClaimTemplateName") and e["name"] not in made for e in entries)

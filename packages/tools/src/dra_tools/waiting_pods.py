@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dra_devkit.scheduling.framework import pod_info
 from dra_devkit.scheduling.framework.pod_info import PodInfo, is_extended
+from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.errors import describe
 
 from .snapshot import Snapshot
@@ -16,7 +17,7 @@ _MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
 
 def asks(pod: PodInfo) -> bool:
     """Returns whether a pod asks for devices: it has claims, or requests an extended resource, which a device may provide."""
-    return bool(pod.spec.get("resourceClaims")) or any(extended_requests(pod))
+    return bool(entries(pod)) or any(extended_requests(pod))
 
 
 def extended_requests(pod: PodInfo) -> Iterator[str]:
@@ -31,9 +32,23 @@ def is_reported_in_events(pod: PodInfo) -> bool:
 
 def waits_for_claims(pod: PodInfo) -> bool:
     """Returns whether a claim of the pod is not created from its template yet."""
-    made = {s["name"] for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
-    entries = pod.spec.get("resourceClaims") or []
-    return any(e.get("resourceClaimTemplateName") and e["name"] not in made for e in entries)
+    made = claims_made(pod)
+    return any(e.get("resourceClaimTemplateName") and e["name"] not in made for e in entries(pod))
+
+
+def entries(pod: PodInfo) -> list[JSON]:
+    return list(pod.spec.get("resourceClaims") or [])
+
+
+def claims_made(pod: PodInfo) -> dict[str, str]:
+    """Returns the entries for which the claim controller has made a claim, with its name; an empty name if it made none on purpose."""
+    made = (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []
+    return {str(s["name"]): str(s.get("resourceClaimName") or "") for s in made}
+
+
+def claim_name(pod: PodInfo, entry: ReadOnlyJSON) -> str:
+    """Returns the name of the claim for an entry of the pod; empty if none was created."""
+    return str(entry.get("resourceClaimName") or claims_made(pod).get(str(entry["name"]), ""))
 
 
 def waiting_pods(snapshot: Snapshot, namespace: str = "", notes: list[str] | None = None) -> list[PodInfo]:

@@ -21,7 +21,7 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
 
 from .. import Explanation, ExplanationState, Snapshot, explain, waiting, with_events
-from ..explanation.explain import objects_of, parse
+from ..explanation.explain import named, objects_of, parse
 from ..files import snapshot_of
 from ..reader import objects_with_selectors, with_events_of_waiting, with_quotas
 from ..waiting_pods import waiting_pods, waits_for_claims
@@ -107,20 +107,18 @@ def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot,
             pods = filter(waits_for_claims, waiting_pods(snapshot, args.namespace or ""))
             return await with_quotas(client, found, (p.namespace for p in pods))
         kind, name = parse(args.what)
-        for obj in snapshot.pods if kind == "pod" else snapshot.claims:
-            meta = obj["metadata"]
-            if (meta["namespace"], meta["name"]) == (namespace, name):
-                found = await with_events(client, snapshot, namespace, str(meta["uid"]))
-                wants_claims = kind == "pod" and waits_for_claims(pod_info.read(obj))
-                return await with_quotas(client, found, [namespace] if wants_claims else [])
-        return snapshot
+        if (obj := named(snapshot, kind, name, namespace)) is None:
+            return snapshot
+        found = await with_events(client, snapshot, namespace, str(obj["metadata"]["uid"]))
+        wants_claims = kind == "pod" and waits_for_claims(pod_info.read(obj))
+        return await with_quotas(client, found, [namespace] if wants_claims else [])
 
     def find_selectors(snapshot: Snapshot) -> Iterable[ReadOnlyJSON] | None:
         if not args.what:
             return objects_with_selectors(snapshot)
         kind, name = parse(args.what)
-        named = (p for p in snapshot.pods if (p["metadata"]["namespace"], p["metadata"]["name"]) == (namespace, name))
-        if kind == "pod" and any(p["spec"].get("nodeName") for p in named):
+        obj = named(snapshot, kind, name, namespace)
+        if obj is not None and obj["spec"].get("nodeName"):
             return None  # any attribute can identify the card whose state keeps the pod waiting (other_cards.py)
         return objects_of(snapshot, kind, name, namespace)
 

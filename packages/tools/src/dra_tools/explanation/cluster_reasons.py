@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +21,7 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from ..event_causes import cause_of_wait
 from ..scheduler_view import SchedulerView, group_owner, name_of, named_requests, users_of
-from . import quota_reasons
+from ..waiting_pods import claim_name, claims_made, entries
 from .model import Reason, ReasonKind
 
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
@@ -75,14 +77,9 @@ def depends_on_unread_objects(view: SchedulerView, pod: PodInfo) -> bool:
         return True
     if view.snapshot.is_complete(CLAIMS, pod.namespace):
         return False
-    made = _claims_made(pod)
+    made = claims_made(pod)
     needed = (claim_name(pod, e) for e in entries(pod) if claim_name(pod, e) or e["name"] not in made)
     return any(view.cache.claims.get(pod.namespace, name) is None for name in needed)
-
-
-def _claims_made(pod: PodInfo) -> set[str]:
-    """Returns the entries of ``resourceClaims`` for which the claim controller has made a claim, or has made none on purpose."""
-    return {s["name"] for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
 
 
 def _deletion(view: SchedulerView, pod: PodInfo) -> Reason:
@@ -140,20 +137,8 @@ def open_claims_and_classes(view: SchedulerView, pod: PodInfo) -> list[ReadOnlyJ
     return [*claims, *(view.cache.classes[name] for name in names if name in view.cache.classes)]
 
 
-def entries(pod: PodInfo) -> list[dict[str, Any]]:
-    return list(pod.spec.get("resourceClaims") or [])
-
-
-def claim_name(pod: PodInfo, entry: ReadOnlyJSON) -> str:
-    """Returns the name of the claim for an entry of the pod; empty if none was created."""
-    if entry.get("resourceClaimName"):
-        return str(entry["resourceClaimName"])
-    made = (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []
-    return next((str(s.get("resourceClaimName") or "") for s in made if s["name"] == entry["name"]), "")
-
-
 def _of_claims(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
-    made = _claims_made(pod)
+    made = claims_made(pod)
     for entry in entries(pod):
         name = claim_name(pod, entry)
         if not name:
@@ -218,7 +203,7 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
     if template is not None:
         claim = {"metadata": {"namespace": pod.namespace}, "spec": template["spec"]["spec"]}
         what = f"the claim from template {name}"
-        if over := next(quota_reasons.reasons(view, quotas.CLAIMS, claim, what), None):
+        if over := next(quota_reasons(view, quotas.CLAIMS, claim, what), None):
             return over
         if refused and any(f"exceeded quota: {quota}," in refused.text for quota in _quotas(view, pod.namespace)):
             refused = replace(refused, doubt="the quota has room now")
@@ -240,6 +225,25 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
         elif group is None:
             text += f", and PodGroup {pod.namespace}/{pod.group}, which may share a claim with the pod, is not known"
     return Reason(ReasonKind.CLAIM_NOT_CREATED, text, change)
+
+
+def quota_reasons(view: SchedulerView, kind: str, obj: ReadOnlyJSON, what: str) -> Iterator[Reason]:
+    """Yields a reason for each quota that refuses a new object: its use, and the command that raises it.
+
+    Args:
+        kind: the name of the object's kind in quotas.
+        what: words for the object, such as ``the pod``.
+    """
+    for quota, over in view.quotas.exceeded(kind, obj):
+        meta = quota["metadata"]
+        amounts = "; ".join(f"{e.resource}: {e.wanted} wanted, {e.used} of {e.hard} used" for e in over)
+        patch = json.dumps({"spec": {"hard": {e.resource: str(e.used + e.wanted) for e in over}}})
+        yield Reason(
+            ReasonKind.QUOTA,
+            f"ResourceQuota {name_of(quota)} refuses {what} ({amounts})",
+            f"delete pods and claims of namespace {meta['namespace']} that are no longer needed, or raise the quota",
+            command=f"kubectl -n {meta['namespace']} patch resourcequota {meta['name']} -p {shlex.quote(patch)}",
+        )
 
 
 def _quotas(view: SchedulerView, namespace: str) -> Iterator[str]:

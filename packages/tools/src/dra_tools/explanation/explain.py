@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dra_devkit.scheduling.framework import pod_groups, pod_info
@@ -21,14 +21,12 @@ from ..event_causes import EventCause, cause_of_wait, waiting_container
 from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
 from ..snapshot import KINDS, Snapshot
 from ..usage.usage import text_beside
-from ..waiting_pods import asks, is_reported_in_events, waiting_pods
+from ..waiting_pods import asks, claim_name, entries, is_reported_in_events, waiting_pods
 from . import cluster_reasons, other_cards, rollouts
+from .conclusion import can_try, conclude, undecided
 from .model import NOT_BLOCKING, ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
 from .node_feasibility import examine_nodes
 from .request_reasons import extended_resources
-from .summary import undecided
-from .undecided import conclude
-from .unread_objects import can_try
 
 Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
@@ -48,10 +46,17 @@ def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explan
     kind, name = parse(what)
     view = SchedulerView(snapshot)
     if kind == "pod":
-        pod = find(snapshot.pods, "pod", name, namespace, snapshot, PODS.plural)
-        return _without_needless_gaps(pod, _with_gaps(view, _pod(view, pod)))
-    claim = find(snapshot.claims, "claim", name, namespace, snapshot, CLAIMS.plural)
-    return _with_gaps(view, _claim(view, claim))
+        pod = pod_info.read(_found(snapshot, kind, name, namespace))
+        if not asks(pod):
+            raise QuestionError(
+                f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
+            )
+        found = _with_gaps(view, explain_pod(view, pod))
+        if is_reported_in_events(pod):
+            return found
+        # No Event can have the cause.
+        return replace(found, gaps=tuple(g for g in found.gaps if g.resource != EVENTS.plural))
+    return _with_gaps(view, _claim(view, _found(snapshot, kind, name, namespace)))
 
 
 def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda done, of: None) -> list[Explanation]:
@@ -87,58 +92,45 @@ def parse(what: str) -> tuple[str, str]:
     return "pod" if kind in _PODS else "claim", name
 
 
-def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot: Snapshot, plural: str) -> JSON:
-    """Returns the object.
+def named(snapshot: Snapshot, kind: str, name: str, namespace: str) -> JSON | None:
+    """Returns the pod or claim with this name."""
+    objects = snapshot.pods if kind == "pod" else snapshot.claims
+    found = (o for o in objects if (o["metadata"]["namespace"], o["metadata"]["name"]) == (namespace, name))
+    return next(found, None)
+
+
+def _found(snapshot: Snapshot, kind: str, name: str, namespace: str) -> JSON:
+    """Returns the pod or claim with this name.
 
     Raises:
         QuestionError: there is no such object; the text contains similar names.
     """
-    other_namespaces, here = [], []
-    for obj in objects:
-        meta = obj["metadata"]
-        if meta["namespace"] == namespace:
-            if meta["name"] == name:
-                return obj
-            here.append(str(meta["name"]))
-        elif meta["name"] == name:
-            other_namespaces.append(str(meta["namespace"]))
+    if (found := named(snapshot, kind, name, namespace)) is not None:
+        return found
+    plural = (PODS if kind == "pod" else CLAIMS).plural
     for unread in snapshot.unread:
         if (KINDS[unread.kind].plural, unread.namespace, unread.name) == (plural, namespace, name):
             raise QuestionError(f"{kind} {namespace}/{name} cannot be read: {unread.why}")
     gap = next((g for g in snapshot.gaps if g.resource == plural and g.read != namespace), None)
     if gap:
         raise QuestionError(f"{kind} {namespace}/{name} cannot be looked up: {gap.why}")
-    more = (
-        f"; it exists in namespace {', '.join(sorted(other_namespaces)[:3])} (use -n)"
-        if other_namespaces
-        else cluster_reasons.near(name, here)
-    )
+    every = [(str(o["metadata"]["namespace"]), str(o["metadata"]["name"])) for o in snapshot.objects[plural]]
+    elsewhere = sorted(where for where, other in every if other == name)
+    more = cluster_reasons.near(name, [other for where, other in every if where == namespace])
+    if elsewhere:
+        more = f"; it exists in namespace {', '.join(elsewhere[:3])} (use -n)"
     raise QuestionError(f"there is no {kind} {name} in namespace {namespace}{more}")
 
 
-def objects_of(snapshot: Snapshot, kind: str, name: str, namespace: str) -> Iterator[JSON]:
-    """Yields the objects whose selectors decide which devices a pod or a claim gets: its claims, and all classes."""
-    names = {name} if kind == "claim" else set()
-    for pod in snapshot.pods if kind == "pod" else ():
-        if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
-            info = pod_info.read(pod)
-            names = {cluster_reasons.claim_name(info, entry) for entry in cluster_reasons.entries(info)}
-    yield from snapshot.classes
-    for claim in snapshot.claims:
-        if claim["metadata"]["namespace"] == namespace and claim["metadata"]["name"] in names:
-            yield claim
+def objects_of(snapshot: Snapshot, kind: str, name: str, namespace: str) -> list[JSON]:
+    """Returns the objects whose selectors decide which devices a pod or a claim gets: its claims, and all classes."""
+    keys = {f"{namespace}/{name}"}
+    if kind == "pod":
+        keys = {key for p in [named(snapshot, kind, name, namespace)] if p for key in pod_info.read(p).claim_keys}
+    return [*snapshot.classes, *(c for c in snapshot.claims if name_of(c) in keys)]
 
 
 # --- a pod ----------------------------------------------------------------------------------------
-
-
-def _pod(view: SchedulerView, obj: JSON) -> Explanation:
-    pod = pod_info.read(obj)
-    if not asks(pod):
-        raise QuestionError(
-            f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
-        )
-    return explain_pod(view, pod)
 
 
 def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Explanation:
@@ -172,10 +164,7 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
         return replace(known, reasons=reasons, summary=reasons[0].text) if reasons else undecided(known)
     # No change of a node helps while the pod waits for another reason.
     feasibility = examine_nodes(view, pod, changes=changes and not reasons and can_try(view))
-    known = replace(
-        known, reasons=(*reasons, *feasibility.reasons), groups=feasibility.groups, changes=feasibility.changes
-    )
-    known = replace(known, notes=(*feasibility.notes, *_doubled(view, pod)))
+    known = replace(known, reasons=reasons, notes=tuple(_doubled(view, pod)))
     found = conclude(view, pod, known, feasibility)
     tries = changes and not reasons and can_try(view) and found.state is ExplanationState.WAITS
     change = rollouts.change_for(view, pod) if tries else None
@@ -184,9 +173,7 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
 
 def _doubled(view: SchedulerView, pod: PodInfo) -> Iterator[str]:
     """Yields the resources that the pod asks for and that nodes have from a device plugin and from a driver."""
-    claims = (
-        view.cache.claims.get(pod.namespace, cluster_reasons.claim_name(pod, e)) for e in cluster_reasons.entries(pod)
-    )
+    claims = (view.cache.claims.get(pod.namespace, claim_name(pod, e)) for e in entries(pod))
     classes = {one["deviceClassName"] for claim in claims if claim for _, one in named_requests(claim["spec"])}
     snapshot = view.snapshot
     for found in doubled_resources(snapshot.nodes, snapshot.classes, snapshot.slices):
@@ -230,8 +217,8 @@ def _cluster_message(view: SchedulerView, pod: PodInfo) -> EventCause:
 
 
 def _states(view: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
-    for entry in cluster_reasons.entries(pod):
-        name = cluster_reasons.claim_name(pod, entry)
+    for entry in entries(pod):
+        name = claim_name(pod, entry)
         claim = view.cache.claims.get(pod.namespace, name)
         yield _state(view, str(entry["name"]), name, str(entry.get("resourceClaimTemplateName") or ""), claim)
     if wanted(pod, view.cache.extended, view.cache.classes):
@@ -304,7 +291,8 @@ def _claim(view: SchedulerView, claim: JSON) -> Explanation:
         return replace(
             known, state=ExplanationState.WAITS if bad else ExplanationState.RUNS, summary=bad[0].text if bad else text
         )
-    waiting = [p for p in view.snapshot.pods if not is_finished(p) and _names(p, name, namespace)]
+    there = (p for p in view.snapshot.pods if p["metadata"]["namespace"] == namespace and not is_finished(p))
+    waiting = [p for p in there if f"{namespace}/{name}" in pod_info.read(p).claim_keys]
     notes: tuple[str, ...] = ()
     if waiting:
         notes = (f"pods that name it: {join_names([name_of(p) for p in waiting])}",)
@@ -315,16 +303,7 @@ def _claim(view: SchedulerView, claim: JSON) -> Explanation:
     known = replace(known, reasons=reasons, notes=notes)
     if reasons:
         return replace(known, summary=reasons[0].text)
-    feasibility = examine_nodes(view, pod, changes=can_try(view))
-    known = replace(known, reasons=feasibility.reasons, groups=feasibility.groups, changes=feasibility.changes)
-    return conclude(view, pod, known, feasibility)
-
-
-def _names(pod: JSON, claim: str, namespace: str) -> bool:
-    if pod["metadata"]["namespace"] != namespace:
-        return False
-    made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    return any(e.get("resourceClaimName") == claim for e in [*(pod["spec"].get("resourceClaims") or []), *made])
+    return conclude(view, pod, known, examine_nodes(view, pod, changes=can_try(view)))
 
 
 def _pod_with(claim: JSON) -> JSON:
@@ -344,13 +323,6 @@ def _pod_with(claim: JSON) -> JSON:
     if reserved and pod_groups.is_group(reserved[0]):
         spec["schedulingGroup"] = {"podGroupName": reserved[0]["name"]}
     return {"metadata": meta, "spec": spec}
-
-
-def _without_needless_gaps(pod: JSON, found: Explanation) -> Explanation:
-    """Returns the explanation without the gap of Events if no Event can have the cause."""
-    if is_reported_in_events(pod_info.read(pod)):
-        return found
-    return replace(found, gaps=tuple(g for g in found.gaps if g.resource != EVENTS.plural))
 
 
 def _with_gaps(view: SchedulerView, found: Explanation) -> Explanation:

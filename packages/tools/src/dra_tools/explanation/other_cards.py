@@ -23,7 +23,8 @@ from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from ..scheduler_view import SchedulerView
 from ..snapshot import Snapshot
-from . import cluster_reasons
+from ..waiting_pods import claim_name, entries
+from .cluster_reasons import claims_of
 from .placement import devices_in
 
 _KEY = re.compile(r"the shared step \S+ of (?P<key>.+?) is set up for claim ")
@@ -39,7 +40,7 @@ def change_for(view: SchedulerView, pod: PodInfo, message: str) -> str:
     if f"[{SharedStepError.code}]" not in message or key is None:
         return ""
     of_resources = view.cache.claims.extended_of(pod.uid)
-    claims = [*cluster_reasons.claims_of(view, pod), *([of_resources] if of_resources else [])]
+    claims = [*claims_of(view, pod), *([of_resources] if of_resources else [])]
     cards = _Cards(view, claims, key["key"])
     placed = devices_in(cards.with_free_cards_only(of_resources), pod.pod) if cards.blocked else None
     if placed is None:
@@ -73,7 +74,7 @@ def _with_claim(of_resources: JSON) -> str:
 
 def _again(pod: PodInfo, claims: set[str], free: list[JSON]) -> str:
     """Returns how to create a pod with claims again, up to the selector."""
-    used = [e for e in cluster_reasons.entries(pod) if cluster_reasons.claim_name(pod, e) in claims]
+    used = [e for e in entries(pod) if claim_name(pod, e) in claims]
     request = f"this selector in request {join_names(sorted({str(r['request']) for r in free}))}"
     same = "A new pod can get the same card again without a selector"
     if named := sorted({str(e["resourceClaimName"]) for e in used if e.get("resourceClaimName")}):

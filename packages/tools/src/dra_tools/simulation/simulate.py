@@ -24,7 +24,7 @@ from dra_kubeletplugin.errors import QuestionError
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.allocation import results_of
 
-from ..explanation import cluster_reasons, quota_reasons
+from ..explanation import cluster_reasons
 from ..explanation.explain import explain_pod
 from ..explanation.model import Explanation, ExplanationState
 from ..explanation.node_feasibility import unexamined_features
@@ -164,7 +164,7 @@ def _claim_in_quotas(view: SchedulerView, cluster: Snapshot) -> Iterator[Unevalu
     there = set(map(_key, cluster.claims))
     for claim in view.snapshot.claims:
         if _key(claim) not in there:
-            for reason in quota_reasons.reasons(view, quotas.CLAIMS, claim, "the claim"):
+            for reason in cluster_reasons.quota_reasons(view, quotas.CLAIMS, claim, "the claim"):
                 yield UnevaluatedPart(subject_of(claim), f"{reason.text}: it is used as if the quota were larger")
             view.quotas.add(quotas.CLAIMS, claim)
 
@@ -274,7 +274,7 @@ class _Simulator:
             changes: whether the explanation tries changes that would be enough.
         """
         pod = _without_gates(pod)
-        if refused := tuple(quota_reasons.reasons(self.view, quotas.PODS, pod, "the pod")):
+        if refused := tuple(cluster_reasons.quota_reasons(self.view, quotas.PODS, pod, "the pod")):
             found = Explanation(f"pod {name_of(pod)}", ExplanationState.WAITS, refused[0].text, reasons=refused)
             return None, found
         self._count(quotas.PODS, pod, undo)

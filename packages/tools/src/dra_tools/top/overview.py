@@ -12,7 +12,6 @@ from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi import node_selectors
 
 from ..doubled_resources import doubled_resources
-from ..explanation.cluster_reasons import entries
 from ..snapshot import Snapshot
 from ..unevaluated.objects import SliceParts, all_not_evaluated
 from ..usage.nodes import unschedulable
@@ -29,7 +28,7 @@ from ..usage.rows import (
     occupancy,
 )
 from ..usage.usage import ObjectCache, Reaches, UsageCounter
-from ..waiting_pods import extended_requests, waiting_pods
+from ..waiting_pods import entries, extended_requests, waiting_pods
 
 
 def overview(
