@@ -115,10 +115,10 @@ def _found(snapshot: Snapshot, kind: str, name: str, namespace: str) -> JSON:
     if gap:
         raise QuestionError(f"{kind} {namespace}/{name} cannot be looked up: {gap.why}")
     every = [(str(o["metadata"]["namespace"]), str(o["metadata"]["name"])) for o in snapshot.objects[plural]]
-    elsewhere = sorted(where for where, other in every if other == name)
+    other_namespaces = sorted(where for where, other in every if other == name)
     more = cluster_reasons.near(name, [other for where, other in every if where == namespace])
-    if elsewhere:
-        more = f"; it exists in namespace {', '.join(elsewhere[:3])} (use -n)"
+    if other_namespaces:
+        more = f"; it exists in namespace {', '.join(other_namespaces[:3])} (use -n)"
     raise QuestionError(f"there is no {kind} {name} in namespace {namespace}{more}")
 
 
