@@ -49,7 +49,7 @@ class Observation:
         self.plugin = plugin
         self.root = Path(plugin.socket).parents[2]
         self.changes: list[float] = []
-        self._reflector = Reflector(api.client, "resourceslices", fields=f"spec.driver={plugin.driver}", copies=False)
+        self._reflector = Reflector(api.client, "resourceslices", fields=f"spec.driver={plugin.driver}")
         self._slowest = 0.0
 
     @contextlib.asynccontextmanager

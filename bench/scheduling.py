@@ -19,6 +19,7 @@ from dra_devkit.commands import gc_tuning
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Reflector
+from dra_kubeletplugin.kube.decoding import as_json
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 
 DRIVER = "bench.example.com"
@@ -166,8 +167,8 @@ async def _scheduled(client: KubeClient, *, delete: str) -> AsyncIterator[Callab
 
     async def follow() -> None:
         async for event in Reflector(client, PODS, namespace="default").events():
-            if event.type in {"ADDED", "MODIFIED"} and event.object["spec"].get("nodeName"):
-                name = event.object["metadata"]["name"]
+            if event.type in {"ADDED", "MODIFIED"} and as_json(event.encoded)["spec"].get("nodeName"):
+                name = event.name
                 if name in seen:
                     continue
                 async with more:

@@ -41,17 +41,13 @@ async def names(server: Server, **more: Any) -> list[str]:
     return await read_all(server, PODS, lambda raw: str(as_json(raw)["metadata"]["name"]), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-async def test_the_reader_reads_and_counts_all_pages(fast: bool) -> None:
+async def test_the_reader_reads_and_counts_all_pages() -> None:
     server, counts = Server(["a", "b"], ["c", "last"]), list[int]()
-    assert await names(server, progress=counts.append, fast=fast) == ["a", "b", "c", "last"]
+    assert await names(server, progress=counts.append) == ["a", "b", "c", "last"]
     assert (server.requests, counts) == (["", "after b"], [2, 4])
 
 
-@pytest.mark.parametrize("fast", [False, True])
-async def test_only_a_fast_read_requests_the_next_page_before_it_handles_the_current_one(
-    fast: bool,
-) -> None:
+async def test_the_reader_requests_the_next_page_before_it_handles_the_current_one() -> None:
     server = Server(["a"], ["last"])
     requested_before: list[int] = []
 
@@ -59,14 +55,13 @@ async def test_only_a_fast_read_requests_the_next_page_before_it_handles_the_cur
         requested_before.append(len(server.requests))
         return str(as_json(raw)["metadata"]["name"])
 
-    assert await read_all(server, PODS, take, fast=fast) == ["a", "last"]  # type: ignore[arg-type]
-    assert requested_before == ([2, 2] if fast else [1, 2])
+    assert await read_all(server, PODS, take) == ["a", "last"]  # type: ignore[arg-type]
+    assert requested_before == [2, 2]
 
 
-@pytest.mark.parametrize("fast", [False, True])
-async def test_an_expired_list_is_read_from_the_start_without_duplicates(fast: bool) -> None:
+async def test_an_expired_list_is_read_from_the_start_without_duplicates() -> None:
     server = Server(["a", "b"], GONE, ["b", "c"], ["last"])
-    assert await names(server, fast=fast) == ["b", "c", "last"]
+    assert await names(server) == ["b", "c", "last"]
     assert server.requests == ["", "after b", "", "after c"]
 
 

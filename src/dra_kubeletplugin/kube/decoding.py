@@ -121,23 +121,16 @@ def as_json(item: msgspec.Raw) -> JSON:
     return decoded
 
 
-def identity(obj: Any) -> tuple[str, str]:
-    """Returns UID and resource version. Raises ``ValueError`` if ``obj`` lacks its name, UID or resource version."""
-    meta = obj.get("metadata") if isinstance(obj, dict) else None
-    if isinstance(meta, dict):
-        name, uid, version = meta.get("name"), meta.get("uid"), meta.get("resourceVersion")
-        if isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and name and uid:
-            return uid, version
-    raise ValueError(f"not an object with name, UID and resourceVersion: {clip(printable(obj), _SHOWN)}")
-
-
 def require_identity(obj: JSON, what: str) -> JSON:
     """Returns ``obj`` unchanged. Raises :class:`ApiError` if it lacks its name, UID or resource version."""
     try:
-        identity(obj)
-    except ValueError as e:
-        raise ApiError(f"{what}: the response is {e}") from None
-    return obj
+        meta = msgspec.convert(obj, Bare).metadata
+        if meta.name and meta.uid:
+            return obj
+    except msgspec.ValidationError:
+        pass
+    shown = clip(printable(obj), _SHOWN)
+    raise ApiError(f"{what}: the response is not an object with name, UID and resourceVersion: {shown}")
 
 
 def refusal(response: HttpResponse, what: str) -> ApiError:

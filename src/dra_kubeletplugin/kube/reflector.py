@@ -14,24 +14,21 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ..base.backoff import Backoff
-from ..base.json_types import JSON
-from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
-from .client import LARGE, KubeClient
-from .decoding import Bare, as_json, converting_errors, identity
+from .client import KubeClient
+from .decoding import Bare, converting_errors
 from .errors import api_error
+from .paging import PAGE, objects, pages
 from .resource import Resource
 
 log = logging.getLogger(__name__)
-PAGE = 500  # objects, as kubectl requests
-_BATCH = 25  # objects of a list that are yielded at once
 WATCH_SECONDS = (
     290  # the server ends a watch after this time, which must be less than the five minutes of common proxies
 )
@@ -49,26 +46,25 @@ _SHORT = 5.0  # a watch that lasts fewer seconds counts as a failure
 class Event:
     """``ADDED``, ``MODIFIED`` or ``DELETED`` with an object, or ``SYNCED`` without an object after a list.
 
-    Without ``copies``, ``object`` has only name, UID and resource version, and ``encoded`` is the whole object as JSON. ``encoded`` keeps
-    the whole response in memory: copy its bytes to keep them longer. Without ``copies``, a deletion that the reflector finds by listing
-    has only the UID.
+    ``encoded`` is the whole object as JSON. It keeps the whole response in memory: copy its bytes to keep them longer. A deletion that the
+    reflector finds by listing has only the UID.
     """
 
     type: str
-    object: JSON
+    uid: str = ""
+    name: str = ""
     encoded: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
 
 
 class Reflector:
-    """Follows the objects that match the field selectors.
+    """Follows the objects that match the field selectors. It keeps their UIDs and resource versions only.
 
-    ``items`` is the local copy, by UID. ``last_message`` is the time (``time.monotonic()``) of the server's last message; 0 if there was
+    ``last_message`` is the time (``time.monotonic()``) of the server's last message; 0 if there was
     none. ``error`` is the last error; None while the watch works. ``fault_of_list`` is whether the list failed, and not only the watch.
     ``idle_timeout`` is the seconds without a line after which a watch is started again.
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in any version that the server has; or a Resource in one version.
-        copies: whether whole objects are decoded and ``items`` is kept.
         page: objects in one response to a list. A response is decoded at once, so use a small number if users can create large objects.
         cut: called when a watch is open again after an abnormal end, because the server may have been replaced or upgraded.
     """
@@ -80,7 +76,6 @@ class Reflector:
         namespace: str = "",
         fields: str = "",
         *,
-        copies: bool = True,
         page: int = PAGE,
         cut: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,11 +84,9 @@ class Reflector:
         self.namespace = namespace
         self.fields = fields
         self.idle_timeout = IDLE_TIMEOUT
-        self.items: dict[str, JSON] = {}
         self.last_message = 0.0
         self.error: ApiError | None = None
         self.fault_of_list = False
-        self._copies = copies
         self._limit = page
         self._cut = cut
         self._discovered = isinstance(resource, str)
@@ -123,7 +116,7 @@ class Reflector:
                     async with contextlib.aclosing(self._list(resource)) as found:
                         async for event in found:
                             yield event
-                    yield Event("SYNCED", {})
+                    yield Event("SYNCED")
                 started = time.monotonic()
                 async with self._opened(resource) as lines:
                     if broken:
@@ -131,7 +124,7 @@ class Reflector:
                     broken = True
                     async for line in lines:
                         self._alive()
-                        changed = await self._take(line)
+                        changed = self._take(line)
                         backoff.reset()
                         if changed:
                             yield changed
@@ -192,81 +185,49 @@ class Reflector:
         return self.client.stream(resource.path(self.namespace), query, self.idle_timeout, self._alive)
 
     async def _list(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yields the changes of each page. With copies, only one page is in memory; else the server prepares the next page meanwhile."""
-        found: dict[str, JSON] = {}
+        """Yields the changes of each page."""
         listed: set[str] = set()
-        cont, following = "", None
-        try:
-            while True:
-                items, position, cont = await (following or self._page(resource, cont))
-                following = asyncio.create_task(self._page(resource, cont)) if cont and not self._copies else None
-                for number, (item, encoded) in enumerate(items):
-                    if number % _BATCH == 0:
-                        await asyncio.sleep(0)  # the event loop sends the request, and receives the next page
-                    uid, version = identity(item)
-                    before = self._known.get(uid)
-                    self._known[uid] = version
-                    listed.add(uid)
-                    if self._copies:
-                        found[uid] = item
-                    if version != before:
-                        yield Event("ADDED" if before is None else "MODIFIED", item, encoded)
-                if not cont:
-                    break
-        finally:
-            if following is not None:
-                following.cancel()
+        listing = pages(self.client, resource, self.namespace, fields=self.fields, limit=self._limit)
+        async with contextlib.aclosing(listing) as found:
+            async for page in found:
+                async for item in objects(page):
+                    meta = from_json(item, Bare).metadata
+                    before = self._known.get(meta.uid)
+                    self._known[meta.uid] = meta.resource_version
+                    listed.add(meta.uid)
+                    if meta.resource_version != before:
+                        yield Event("ADDED" if before is None else "MODIFIED", meta.uid, meta.name, item)
         for uid in self._known.keys() - listed:
             del self._known[uid]
-            yield Event("DELETED", self.items.get(uid) or {"metadata": {"uid": uid}})
-        self.items, self._position = found, position
+            yield Event("DELETED", uid)
+        self._position = page.metadata.resource_version
         self._alive()
 
-    async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
-        """Returns the items, the list's resource version, and the continue token."""
-        found = await self.client.page(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
-        decode = as_json if self._copies else _bare
-        return ((decode(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
-
-    def _decode(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
-        """Returns the type of an event, its object, and the encoded object."""
-        found = from_json(line, _Line)
-        is_whole = self._copies or found.type == "ERROR"
-        return found.type, from_json(found.object) if is_whole else _bare(found.object), found.object
-
-    async def _take(self, line: bytes) -> Event | None:
-        """Handles one line of a watch. Returns the event if an object changed. A long line is decoded in a thread.
-
-        Raises :class:`ApiError`.
-        """
+    def _take(self, line: bytes) -> Event | None:
+        """Handles one line of a watch. Returns the event if an object changed. Raises :class:`ApiError`."""
         what = f"watch {self.plural}"
         with converting_errors(what, self.client.transport.server, lambda: ""):
-            kind, obj, encoded = self._decode(line) if len(line) <= LARGE else await in_own_thread(self._decode, line)
-            if kind == "ERROR":
-                message = clip(printable(obj.get("message")), 300)
-                raise api_error(f"{what}: {message}", int(obj.get("code") or 500), obj)
-            if kind == "BOOKMARK":
-                self._position = str(obj["metadata"]["resourceVersion"])
+            found = from_json(line, _Line)
+            if found.type == "ERROR":
+                status = from_json(found.object)
+                message = clip(printable(status.get("message")), 300)
+                raise api_error(f"{what}: {message}", int(status.get("code") or 500), status)
+            meta = from_json(found.object, Bare).metadata
+            if found.type == "BOOKMARK":
+                self._position = meta.resource_version
                 return None
-            if kind not in {"ADDED", "MODIFIED", "DELETED"}:
-                raise ValueError(f"an event of type {clip(printable(kind), 100)!r}")
-            uid, version = identity(obj)
-            self._position = version
-        if kind == "DELETED":
-            self.items.pop(uid, None)
-            self._known.pop(uid, None)
+            if found.type not in {"ADDED", "MODIFIED", "DELETED"}:
+                raise ValueError(f"an event of type {clip(printable(found.type), 100)!r}")
+            if not (meta.name and meta.uid):
+                raise ValueError("an object has no name or no UID")
+        self._position = meta.resource_version
+        if found.type == "DELETED":
+            self._known.pop(meta.uid, None)
         else:
-            self._known[uid] = version
-            if self._copies:
-                self.items[uid] = obj
-        return Event(kind, obj, encoded)
+            self._known[meta.uid] = meta.resource_version
+        return Event(found.type, meta.uid, meta.name, found.object)
 
 
 class _Line(msgspec.Struct):
     type: str
     object: msgspec.Raw
-
-
-def _bare(encoded: msgspec.Raw) -> JSON:
-    meta = from_json(encoded, Bare).metadata
-    return {"metadata": {"name": meta.name, "uid": meta.uid, "resourceVersion": meta.resource_version}}

@@ -216,7 +216,7 @@ class _Reader:
             versioned,
             decoder.decode,
             namespace,
-            fast=True,
+            checked=False,
             progress=lambda count: self.progress(resource.plural, count),
         )
 

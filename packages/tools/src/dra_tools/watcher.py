@@ -160,9 +160,7 @@ class ClusterWatcher:
     def _watched(self, resource: Resource, namespace: str, refusal: Gap | None) -> list[_WatchedKind]:
         followed = resource.plural if _is_of_dra(resource) else resource
         return [
-            _WatchedKind(
-                resource, Reflector(self.client, followed, namespace, fields, copies=False), refusal, fields == _RUNNING
-            )
+            _WatchedKind(resource, Reflector(self.client, followed, namespace, fields), refusal, fields == _RUNNING)
             for fields in ((_WAITING, _RUNNING) if resource is PODS else ("",))
         ]
 
@@ -172,7 +170,7 @@ class ClusterWatcher:
                 kind.listed.set()
                 self.version += 1
                 continue
-            uid = event.object["metadata"]["uid"]
+            uid = event.uid
             if event.type == "DELETED":
                 kind.unreadable.pop(uid, None)
                 kind.objects.pop(uid, None)
@@ -189,7 +187,7 @@ class ClusterWatcher:
         try:
             obj = kind.decoder.decode(event.encoded)
         except _MALFORMED as e:
-            name = f"{kind_named(resource)} {event.object['metadata']['name']}"
+            name = f"{kind_named(resource)} {event.name}"
             kind.unreadable[uid] = f"{name} cannot be read, and is left out: {describe(e)}"
             kind.objects.pop(uid, None)
         else:

@@ -99,9 +99,7 @@ class Publisher:
         self._pools: tuple[PoolStatus, ...] = ()
         self._current_at = -1  # the inventory's version that was last published
         self._published_at = 0.0
-        self._reflector = Reflector(
-            client, "resourceslices", fields=scope.selector, copies=False, cut=self._note_reconnect
-        )
+        self._reflector = Reflector(client, "resourceslices", fields=scope.selector, cut=self._note_reconnect)
         self._created_at = self._forgotten_at = time.monotonic()
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(self.leads))

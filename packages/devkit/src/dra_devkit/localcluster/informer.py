@@ -12,6 +12,8 @@ from typing import Any
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube.decoding import as_json
+from dra_kubeletplugin.kube.reflector import Event
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 
 from ..kubernetes_releases import POD_GROUP_VERSIONS, Features
@@ -171,15 +173,15 @@ class _Copies:
             if event.type == "SYNCED":
                 self.synced.set()
             else:
-                self._take(event.object, gone=event.type == "DELETED")
+                self._take(event)
             changed.set()
 
-    def _take(self, obj: JSON, *, gone: bool) -> None:
-        meta = obj["metadata"]
-        uid = meta["uid"]
+    def _take(self, event: Event) -> None:
+        uid, gone = event.uid, event.type == "DELETED"
         before = self.by_uid.pop(uid, None)
-        if gone and "name" not in meta:  # the deletion was found by a list, so only the cache has the object's content
-            obj, meta = (before, before["metadata"]) if before else (obj, meta)
+        # A deletion that was found by a list has no content: only the cache has it.
+        obj = as_json(event.encoded) if event.name else before or {"metadata": {"uid": uid}}
+        meta = obj["metadata"]
         name = (meta.get("namespace") or "", meta.get("name", ""))
         if not gone:
             self.by_uid[uid] = self.by_name[name] = obj

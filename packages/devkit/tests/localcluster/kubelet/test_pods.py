@@ -15,6 +15,7 @@ from dra_devkit.localcluster.kubelet import Timers
 from dra_kubeletplugin._proto import podresources_v1_pb2 as pb
 from dra_kubeletplugin._proto import podresources_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.kube.decoding import as_json
 from dra_kubeletplugin.kube.reflector import Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from packages.devkit.tests.localcluster.kubelet.harness import KubeletHarness
@@ -244,7 +245,8 @@ async def test_a_container_that_keeps_failing_is_restarted_with_backoff(harness:
         async for event in Reflector(harness.cluster.client, PODS).events():
             if event.type == "SYNCED":
                 is_watching.set()
-            statuses = event.object.get("status", {}).get("containerStatuses") or []
+                continue
+            statuses = as_json(event.encoded).get("status", {}).get("containerStatuses") or []
             if any(s["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for s in statuses):
                 return
 

@@ -126,7 +126,7 @@ class ClaimWatch:
         self.driver = driver
         self.synced = asyncio.Event()
         self._changed = changed
-        self._reflector = Reflector(client, "resourceclaims", copies=False, page=_PAGE)
+        self._reflector = Reflector(client, "resourceclaims", page=_PAGE)
         self._allocated: dict[str, AllocatedClaim] = {}
         self._logged = LogOnce()
 
@@ -158,7 +158,7 @@ class ClaimWatch:
             if event.type == "SYNCED":
                 self.synced.set()
                 continue
-            uid = event.object["metadata"]["uid"]
+            uid = event.uid
             allocated = None if event.type == "DELETED" else self._read(uid, event.encoded)
             if event.type == "DELETED":
                 self._logged.forget(uid)
