@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from .limits import LIVENESS, READ, READINESS, ClientConnection, Connections, Phase
+from .limits import LIVENESS, READ, READINESS, Connections, Phase, Reader
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _CHUNK = 64
 _END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
 
 
-class Session(ClientConnection):
+class Session:
     """Reads requests of one client and sends the handler's responses.
 
     Args:
@@ -35,13 +35,29 @@ class Session(ClientConnection):
 
     writer: asyncio.StreamWriter
 
-    def __init__(self, handler: Handler, peer: str, connections: Connections[Session]) -> None:
-        super().__init__(peer)
+    def __init__(self, handler: Handler, peer: str, connections: Connections) -> None:
         self.handler = handler
+        self.peer = peer
         self.connections, self.limits = connections, connections.limits
+        self.reader = Reader(limit=READ, loop=asyncio.get_running_loop())
+        self.buffered = 0  # bytes of the request's body or of the response
+        self.task: asyncio.Task[None] | None = None
+        self.closing = False
+        self.refusal: Response | None = None  # to be sent before the connection is closed
         self.is_last = False  # the connection is closed after the current request
         self._between = False
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
+        self.enter(Phase.UNFINISHED)
+
+    def enter(self, phase: Phase) -> None:
+        self.phase, self.since = phase, asyncio.get_running_loop().time()
+
+    @property
+    def may_be_closed(self) -> bool:
+        """Whether the server waits for the client."""
+        if self.closing or self.phase is Phase.WORKING:
+            return False
+        return self.phase is Phase.RESPONDING or not self.reader.unread
 
     @property
     def is_between_requests(self) -> bool:

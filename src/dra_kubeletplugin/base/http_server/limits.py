@@ -11,9 +11,12 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Generic, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex
 
 from .messages import Response, busy
+
+if TYPE_CHECKING:
+    from .connection import Session
 
 MAX_BODY = 8 * 1024 * 1024
 READ = 16 * 1024  # bytes of one read
@@ -84,48 +87,18 @@ class Reader(asyncio.StreamReader):
         super().feed_data(data)
 
 
-class ClientConnection:
-    """The state of one open connection, as far as the limits need it.
-
-    Args:
-        peer: the client's address.
-    """
-
-    def __init__(self, peer: str) -> None:
-        self.peer = peer
-        self.reader = Reader(limit=READ, loop=asyncio.get_running_loop())
-        self.buffered = 0  # bytes of the request's body or of the response
-        self.task: asyncio.Task[None] | None = None
-        self.closing = False
-        self.refusal: Response | None = None  # to be sent before the connection is closed
-        self.enter(Phase.UNFINISHED)
-
-    def enter(self, phase: Phase) -> None:
-        self.phase, self.since = phase, asyncio.get_running_loop().time()
-
-    @property
-    def may_be_closed(self) -> bool:
-        """Whether the server waits for the client."""
-        if self.closing or self.phase is Phase.WORKING:
-            return False
-        return self.phase is Phase.RESPONDING or not self.reader.unread
-
-
-C = TypeVar("C", bound=ClientConnection)
-
-
-class Connections(Generic[C]):
+class Connections:
     """All open connections of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.open = set[C]()
+        self.open: set[Session] = set()
         self.buffered = 0
         """Bytes of bodies and of responses, of all connections."""
         self.readiness_probes = asyncio.Semaphore(limits.requests or _NO_LIMIT)
         self.requests = asyncio.Semaphore(limits.requests or _NO_LIMIT)
 
-    def ensure_capacity_for(self, new: ClientConnection) -> bool:
+    def ensure_capacity_for(self, new: Session) -> bool:
         """Closes another connection if there are too many. Returns False if one must be closed, but none can be closed now."""
         limit = self.limits.connections
         if limit is None or sum(not c.closing for c in self.open) <= limit:
@@ -138,7 +111,7 @@ class Connections(Generic[C]):
             self.close(found[1])
         return found is not None
 
-    def hold(self, connection: ClientConnection, size: int) -> None:
+    def hold(self, connection: Session, size: int) -> None:
         """Sets the number of buffered bytes of a connection to ``size``.
 
         While the total exceeds the limit, closes the connection with the largest product of bytes and time.
@@ -163,11 +136,11 @@ class Connections(Generic[C]):
                 raise error
             self.close(worst, error.response if worst.phase is Phase.UNFINISHED else None)
 
-    def release(self, connection: ClientConnection) -> None:
+    def release(self, connection: Session) -> None:
         self.buffered -= connection.buffered
         connection.buffered = 0
 
-    def close(self, connection: ClientConnection, response: Response | None = None) -> None:
+    def close(self, connection: Session, response: Response | None = None) -> None:
         """Ends a connection at once, or after ``response`` was sent."""
         connection.closing = response is None
         connection.refusal = response
@@ -175,7 +148,7 @@ class Connections(Generic[C]):
             connection.task.cancel()
 
 
-def _order(connection: ClientConnection, now: float) -> tuple[int, float] | None:
+def _order(connection: Session, now: float) -> tuple[int, float] | None:
     """Returns the sort key: the connection with the smallest key is closed first. None means that it must not be closed."""
     if not connection.may_be_closed:
         return None

@@ -1,14 +1,12 @@
 """A small HTTP/1.1 server on asyncio streams and h11: for metrics and probes, admission reviews, and the local API server.
 
-It accepts connections itself, a few in each pass of the event loop. ``asyncio.start_server`` accepts up to its whole backlog in one
-pass. The limits would then close new connections before their requests are read. Without a free descriptor,
-``asyncio.start_server`` also pauses for 1 s.
+It accepts connections itself, one at a time. ``asyncio.start_server`` accepts up to its whole backlog in one pass of the event loop. The
+limits would then close new connections before their requests are read. Without a free descriptor, it also pauses for 1 s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -19,7 +17,6 @@ from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
 _BACKLOG = 1024  # connections that wait in the kernel; a further client retries after a second
-_ACCEPTS = 32  # connections accepted in one pass of the event loop
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
 
 
@@ -48,7 +45,7 @@ class HttpServer:
         self._host, self._port = host.strip("[]"), int(port)
         self.tls = tls
         self._limits = limits or Limits()
-        self.connections = Connections[Session](self._limits)
+        self.connections = Connections(self._limits)
         self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
         self._has_warned = False
 
@@ -100,30 +97,28 @@ class HttpServer:
     # --- accepting ------------------------------------------------------------------------------------
 
     async def _accept_clients(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await _readable(listener)
-            # Two passes of the loop: requests that have arrived are read before a connection is closed for a new one.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            for _ in range(_ACCEPTS):
-                try:
-                    client, address = listener.accept()
-                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                    break
-                except OSError as e:  # for example because the process has no free descriptor
-                    if not self._has_warned:
-                        self._has_warned = True
-                        log.warning("cannot accept a connection: %s", e.strerror or e)
-                    await asyncio.sleep(_PAUSE)
-                    break
-                await self._begin(client, str(address[0]))
+            try:
+                client, address = await loop.sock_accept(listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as e:  # for example because the process has no free descriptor
+                if not self._has_warned:
+                    self._has_warned = True
+                    log.warning("cannot accept a connection: %s", e.strerror or e)
+                await asyncio.sleep(_PAUSE)
+                continue
+            await self._begin(client, str(address[0]))
 
     async def _begin(self, client: socket.socket, peer: str) -> None:
         """Starts to serve a client as soon as the limits allow another connection."""
         session = Session(self.handler, peer, self.connections)
-        client.setblocking(False)
         self.connections.open.add(session)
         try:
+            # Two passes of the loop: requests that have arrived are read before a connection is closed for a new one.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             while not self.connections.ensure_capacity_for(session):  # noqa: ASYNC110 - whether it may be closed depends on time too
                 await asyncio.sleep(_PAUSE)
         except BaseException:
@@ -140,27 +135,14 @@ class HttpServer:
         task.add_done_callback(ended)
 
 
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def set_ready() -> None:
-        loop.remove_reader(sock)
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(sock, set_ready)
-    try:
-        await ready
-    finally:
-        if sock.fileno() >= 0:
-            loop.remove_reader(sock)
-
-
 async def _listen(host: str, port: int, socket_bytes: int | None, shared: bool) -> list[socket.socket]:
     """Returns a listening socket for each address of the host; without a host, one for all addresses of the machine. Raises ``OSError``."""
     if not host:
-        listeners = [_listen_on_all_addresses(port, shared)]
+        dual = socket.has_dualstack_ipv6()  # otherwise IPv4 only
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        listeners = [
+            socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG, reuse_port=shared)
+        ]
     else:
         loop = asyncio.get_running_loop()
         # Bytes, because for text Python loads a codec whose tables stay in memory.
@@ -184,16 +166,6 @@ async def _listen(host: str, port: int, socket_bytes: int | None, shared: bool) 
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_bytes)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_bytes)
     return listeners
-
-
-def _listen_on_all_addresses(port: int, shared: bool) -> socket.socket:
-    """Returns a listening socket for all addresses of the machine: IPv6 and IPv4, or IPv4 only."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 may be switched off in the kernel
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG, reuse_port=shared
-            )
-    return socket.create_server(("", port), backlog=_BACKLOG, reuse_port=shared)
 
 
 __all__ = ["PROBES", "Handler", "HttpServer", "Limits", "Request", "Response", "Tunnel"]
