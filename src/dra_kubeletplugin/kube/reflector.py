@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..base.backoff import Backoff
+from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
-from .client import KubeClient
-from .decoding import Bare, converting_errors
+from .client import LARGE, KubeClient
+from .decoding import Bare, Metadata, converting_errors
 from .errors import api_error
 from .paging import PAGE, objects, pages
 from .resource import Resource
@@ -124,7 +125,7 @@ class Reflector:
                     broken = True
                     async for line in lines:
                         self._alive()
-                        changed = self._take(line)
+                        changed = await self._take(line)
                         backoff.reset()
                         if changed:
                             yield changed
@@ -203,16 +204,18 @@ class Reflector:
         self._position = page.metadata.resource_version
         self._alive()
 
-    def _take(self, line: bytes) -> Event | None:
-        """Handles one line of a watch. Returns the event if an object changed. Raises :class:`ApiError`."""
+    async def _take(self, line: bytes) -> Event | None:
+        """Handles one line of a watch. Returns the event if an object changed. A long line is decoded in a thread.
+
+        Raises :class:`ApiError`.
+        """
         what = f"watch {self.plural}"
         with converting_errors(what, self.client.transport.server, lambda: ""):
-            found = from_json(line, _Line)
-            if found.type == "ERROR":
+            found, meta = _decode(line) if len(line) <= LARGE else await in_own_thread(_decode, line)
+            if meta is None:
                 status = from_json(found.object)
                 message = clip(printable(status.get("message")), 300)
                 raise api_error(f"{what}: {message}", int(status.get("code") or 500), status)
-            meta = from_json(found.object, Bare).metadata
             if found.type == "BOOKMARK":
                 self._position = meta.resource_version
                 return None
@@ -231,3 +234,9 @@ class Reflector:
 class _Line(msgspec.Struct):
     type: str
     object: msgspec.Raw
+
+
+def _decode(line: bytes) -> tuple[_Line, Metadata | None]:
+    """Returns an event, and its object's metadata; None for an error, whose object is a Status."""
+    found: _Line = from_json(line, _Line)
+    return found, None if found.type == "ERROR" else from_json(found.object, Bare).metadata
