@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server on asyncio streams and h11: for metrics and probes, admission reviews, and the local API server.
 
-It accepts connections itself, one at a time. ``asyncio.start_server`` accepts up to its whole backlog in one pass of the event loop. The
-limits would then close new connections before their requests are read. Without a free descriptor, it also pauses for 1 s.
+It accepts connections itself, a few in each pass of the event loop. ``asyncio.start_server`` accepts up to its whole backlog in one
+pass. The limits would then close new connections before their requests are read. Without a free descriptor,
+``asyncio.start_server`` also pauses for 1 s.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
 _BACKLOG = 1024  # connections that wait in the kernel; a further client retries after a second
+_ACCEPTS = 32  # connections accepted in one pass of the event loop
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
 
 
@@ -97,28 +99,30 @@ class HttpServer:
     # --- accepting ------------------------------------------------------------------------------------
 
     async def _accept_clients(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            try:
-                client, address = await loop.sock_accept(listener)
-            except ConnectionAbortedError:
-                continue
-            except OSError as e:  # for example because the process has no free descriptor
-                if not self._has_warned:
-                    self._has_warned = True
-                    log.warning("cannot accept a connection: %s", e.strerror or e)
-                await asyncio.sleep(_PAUSE)
-                continue
-            await self._begin(client, str(address[0]))
+            await _readable(listener)
+            # Two passes of the loop: requests that have arrived are read before a connection is closed for a new one.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for _ in range(_ACCEPTS):
+                try:
+                    client, address = listener.accept()
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    break
+                except OSError as e:  # for example because the process has no free descriptor
+                    if not self._has_warned:
+                        self._has_warned = True
+                        log.warning("cannot accept a connection: %s", e.strerror or e)
+                    await asyncio.sleep(_PAUSE)
+                    break
+                client.setblocking(False)
+                await self._begin(client, str(address[0]))
 
     async def _begin(self, client: socket.socket, peer: str) -> None:
         """Starts to serve a client as soon as the limits allow another connection."""
         session = Session(self.handler, peer, self.connections)
         self.connections.open.add(session)
         try:
-            # Two passes of the loop: requests that have arrived are read before a connection is closed for a new one.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
             while not self.connections.ensure_capacity_for(session):  # noqa: ASYNC110 - whether it may be closed depends on time too
                 await asyncio.sleep(_PAUSE)
         except BaseException:
@@ -133,6 +137,16 @@ class HttpServer:
                 client.close()
 
         task.add_done_callback(ended)
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        if sock.fileno() >= 0:
+            loop.remove_reader(sock)
 
 
 async def _listen(host: str, port: int, socket_bytes: int | None, shared: bool) -> list[socket.socket]:
