@@ -31,6 +31,7 @@ from dra_kubeletplugin.kube.tls import TlsFiles
 from tests.base.file_operations import INSTANCE, OPERATIONS, UID
 from tests.helpers.crash.claim_drivers import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, check_success, running_manager
+from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
 
@@ -161,35 +162,33 @@ async def get(url: str) -> tuple[int, str]:
     return await asyncio.to_thread(fetch)
 
 
-async def test_work_on_files_that_hangs_is_named_and_fails_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_on_files_that_hangs_is_named_and_fails_liveness() -> None:
     """As on a network file system that does not respond. The driver is not to blame."""
-    resume, hangs, rename = threading.Event(), threading.Event(), os.rename
+    resume, hangs = threading.Event(), threading.Event()
 
-    def slow_rename(source: Any, target: Any, **options: Any) -> None:
-        if str(target).endswith(".json") and "k8s.toy" in str(target):
-            hangs.set()
-            resume.wait()
-        rename(source, target, **options)
+    def hang() -> None:
+        hangs.set()
+        resume.wait()
 
     options = {"http_address": "127.0.0.1:0", "call_timeout": 0.2, "lock_timeout": 0.1, "discovery_timeout": 0.4}
     async with node_with(make_toy_class(), **options) as node:
-        try:
-            monkeypatch.setattr(os, "rename", slow_rename)
-            await node.apply_pod()
-            await asyncio.to_thread(hangs.wait)
-            url = node.plugin.http_url
+        with failing_calls(0, "rename", text="/k8s.toy.example.com-claim_", do=hang):
+            try:
+                await node.apply_pod()
+                await asyncio.to_thread(hangs.wait)
+                url = node.plugin.http_url
 
-            async def is_reported() -> bool:
-                return (await get(f"{url}/healthz"))[0] == 503
+                async def is_reported() -> bool:
+                    return (await get(f"{url}/healthz"))[0] == 503
 
-            await node.api.wait("liveness to fail", is_reported)
-            for page in ("healthz", "readyz"):
-                status, text = await get(f"{url}/{page}")
-                assert status == 503
-                first = text.splitlines()[0]
-                assert first.startswith("a file operation in ") and str(node.settings.cdi_root) in first
-                assert "devices()" not in text
-        finally:
-            resume.set()
+                await node.api.wait("liveness to fail", is_reported)
+                for page in ("healthz", "readyz"):
+                    status, text = await get(f"{url}/{page}")
+                    assert status == 503
+                    first = text.splitlines()[0]
+                    assert first.startswith("a file operation in ") and str(node.settings.cdi_root) in first
+                    assert "devices()" not in text
+            finally:
+                resume.set()
         await node.api.wait_running("pod")
         assert (await get(f"{node.plugin.http_url}/healthz")) == (200, "ok\n")

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import metadata
 from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.metadata.document import decode_whole, encode
-
-
-def record_state_after(real: Any, file: Path, states: list[bytes]) -> Any:
-    def call(*args: Any) -> Any:
-        result = real(*args)
-        states.append(file.read_bytes())
-        return result
-
-    return call
-
+from tests.helpers.crash.file_faults import failing_calls
 
 TEXTS = st.dictionaries(
     st.sampled_from(["a", "b", "c"]), st.none() | st.text("xyz", max_size=60), min_size=1, max_size=3
@@ -49,9 +37,7 @@ def test_any_sequence_of_updates_is_in_the_file_after_each_update(updates: list[
             old_facts = facts
             facts = {n: v for n, v in {**facts, **update}.items() if v is not None}
             states: list[bytes] = []
-            with pytest.MonkeyPatch.context() as patch:
-                for name in ("pwrite", "ftruncate"):
-                    patch.setattr(os, name, record_state_after(getattr(os, name), file, states))
+            with failing_calls(0, "pwrite", "ftruncate", do=lambda: states.append(file.read_bytes())):  # noqa: B023
                 rewrite.rewrite(str(file), content(generation, facts))
             for state in states:
                 document = decode_whole(state, file)

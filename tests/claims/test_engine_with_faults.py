@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from tests.helpers.crash.claim_drivers import RecordingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
-from tests.helpers.crash.harness import DRIVER as CRASH
-from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.raw_server import RawServer, http_response
 from tests.helpers.waiting import wait_until
@@ -170,33 +167,3 @@ async def is_unprepared(manager: Any, uid: str) -> bool:
 async def is_restored(manager: Any, uid: str) -> bool:
     await manager.claims.reconciler.once()
     return bool(manager.claims.files.specs.exists(uid))
-
-
-# --- two instances ----------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.crash
-async def test_while_one_of_two_instances_is_stopped_the_other_serves_all_other_claims(
-    tmp_path: Path,
-) -> None:
-    old_uid, new_uid = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
-    async with node_harness(tmp_path) as b:
-        first = await b.start("old", POD_UID=old_uid)
-        await b.apply_pod("before")
-        await b.cluster.wait_running("before")
-        await b.start("new", POD_UID=new_uid)
-        first.send_signal(signal.SIGSTOP)
-        await b.apply_pod("during")
-        await b.cluster.wait_running("during")
-        await b.cluster.delete_pod("before")  # the stopped instance has prepared this pod
-        folder = b.node.kubelet_root / "plugins" / CRASH / "processes"
-        assert len(list(folder.iterdir())) == 2  # a stopped process still has its lock
-        first.send_signal(signal.SIGCONT)
-        await b.cluster.delete_pod("during")
-        await b.until("everything to be free", b.is_empty)
-        b.check_quiet()
-        assert await b.kill("old", signal.SIGTERM) == 0
-        await b.apply_pod("after")
-        await b.cluster.wait_running("after")
-        b.check_quiet()

@@ -288,7 +288,7 @@ def test_a_function_is_a_snapshot_and_a_new_lookup_reads_current_values(tmp_path
 
 
 @given(content=st.binary(max_size=40), name=st.sampled_from(["vendor", "class", "numa_node", "max_link_width", "max_link_speed", "sriov_totalvfs", "local_cpulist"]))  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_with_any_file_content_a_function_is_a_valid_device_or_skipped(content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         machine = host(Path(folder), {"address": "0000:17:00.0", **BASE, "link": {"speed": 8, "width": 8}})
@@ -308,7 +308,7 @@ def test_without_free_descriptors_a_scan_fails_instead_of_omitting_functions(tmp
     assert len(machine.pci()) == 1
 
 
-def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:
+def test_hundreds_of_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:
     """Four times as many functions of one parent take less than nine times as long. The bound is generous because machines are shared."""
 
     def measure(count: int) -> float:
@@ -321,7 +321,7 @@ def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) ->
             best = min(best, time.process_time() - started)
         return best
 
-    assert measure(1024) < 9 * measure(256)
+    assert measure(512) < 9 * measure(128)
 
 
 @pytest.mark.parametrize("wanted", [{"vendor": "10ee"}, {"device": "0x5000"}, {"class_code": 2.0}, {"vendor": True}])

@@ -117,7 +117,7 @@ JUNK = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(["contexts", "clusters", "users", "current-context", ""]), junk=JUNK, inside=st.booleans())
 def test_malformed_files_raise_only_settings_errors(tmp_path: Path, where: str, junk: Any, inside: bool) -> None:
     config: Any = config_of({"token": "t"})

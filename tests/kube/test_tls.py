@@ -41,14 +41,13 @@ def test_both_sides_select_http_1_1(ca: Pair, tmp_path: Path) -> None:
 
 
 def test_system_certificates_are_loaded_only_if_tls_is_used_without_a_configured_ca(
-    ca: Pair, monkeypatch: pytest.MonkeyPatch
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[int] = []
-    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda self: loaded.append(1))
-    for files, times in ((TlsFiles(ca=ca.cert), 0), (TlsFiles(verify=False), 0), (TlsFiles(), 1)):
-        loaded.clear()
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority(tmp_path, "system").cert))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    for files, subject in ((TlsFiles(ca=ca.cert), "ca"), (TlsFiles(verify=False), ""), (TlsFiles(), "system")):
         context = make_context(files, files.read())
-        assert len(loaded) == times
+        assert [dict(c["subject"][0])["commonName"] for c in context.get_ca_certs()] == [subject][: len(subject)]
         assert context.verify_mode is (ssl.CERT_REQUIRED if files.verify else ssl.CERT_NONE)
         assert context.check_hostname is files.verify
         assert bool(context.verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN)

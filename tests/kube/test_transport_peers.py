@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
+import stat
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from tests.helpers.certificates import Pair, authority, server_side, signed
 from tests.helpers.raw_server import RawServer, http_response, serve_replies
 
 OBJECT = http_response({"kind": "X"})
+TCP_OPTIONS = (socket.TCP_USER_TIMEOUT, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL)
 
 
 @pytest.fixture(scope="module")
@@ -205,28 +208,35 @@ async def test_bytes_that_no_request_asked_for_end_an_idle_connection() -> None:
         assert peer.accepted == 2
 
 
-async def test_every_connection_enables_tcp_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+@contextlib.contextmanager
+def sockets_to(port: int) -> Iterator[list[socket.socket]]:
+    """Yields copies of this process's sockets that are connected to a port."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for fd in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+            with contextlib.suppress(OSError):  # it is closed, or not connected
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    copy = stack.enter_context(socket.socket(fileno=os.dup(fd)))
+                    if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
+                        found.append(copy)
+        yield found
+
+
+async def test_every_connection_enables_tcp_keepalive() -> None:
     async with serve_replies(OBJECT) as peer:
         transport = Transport(peer.url)
-        loop = asyncio.get_running_loop()
-        connect = loop.create_connection
-
-        async def spied(*args: Any, **kwargs: Any) -> Any:
-            created = await connect(*args, **kwargs)
-            seen.append(created[0].get_extra_info("socket"))
-            return created
-
-        monkeypatch.setattr(loop, "create_connection", spied)
         await transport.request("GET", "/x", {})
         async with transport.stream("/x", {}):
-            pass
-        assert seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-        assert seen[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        probes = seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
-        idle = seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-        assert idle + probes * seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) < 60
-        assert len(seen) == 2
+            with sockets_to(peer.port) as seen:
+                options = [
+                    [s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+                    + [s.getsockopt(socket.IPPROTO_TCP, o) for o in TCP_OPTIONS]
+                    for s in seen
+                ]
+        assert len(options) == 2
+        for keepalive, user_timeout, idle, count, interval in options:
+            assert (keepalive, user_timeout) == (1, 30_000)
+            assert idle + count * interval < 60
         await transport.close()
 
 
@@ -559,9 +569,6 @@ def test_arbitrary_bytes_raise_only_api_errors(first: bytes, second: bytes) -> N
                 assert time.monotonic() - started < 20
 
     asyncio.run(one())
-
-
-# --- waits ----------------------------------------------------------------------------------------------
 
 
 # --- served versions ---------------------------------------------------------------------------------

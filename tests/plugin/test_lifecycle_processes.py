@@ -8,7 +8,6 @@ import asyncio
 import base64
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import struct
@@ -187,17 +186,6 @@ async def test_a_signal_to_a_serving_plugin_stops_it_in_order_with_0_and_leaves_
     assert f"{signal.Signals(number).name}: stopping" in p.log
 
 
-async def test_each_line_in_json_contains_the_driver_and_the_node(tmp_path: Path) -> None:
-    p = PluginProcess(tmp_path, SERVES, LOG_FORMAT="json")
-    process = await p.start("")
-    await p.wait_logged("serving the kubelet")
-    process.terminate()
-    assert await p.exit_code() == 0
-    lines = [json.loads(line) for line in p.log.splitlines()]
-    assert {"serving the kubelet at", "stopping", "stopped"} <= {" ".join(line["msg"].split()[:4]) for line in lines}
-    assert {(line["driver"], line["node"]) for line in lines} == {("slow.example.com", "node")}
-
-
 @pytest.mark.full
 async def test_a_plugin_started_by_nohup_continues_without_its_terminal(tmp_path: Path) -> None:
     p = PluginProcess(tmp_path, SERVES)
@@ -209,25 +197,6 @@ async def test_a_plugin_started_by_nohup_continues_without_its_terminal(tmp_path
     assert await p.exit_code() == 0
     assert "SIGTERM: stopping" in p.log
     assert "SIGHUP" not in p.log
-
-
-HANGS_IN_STOP = """
-def devices(self):
-    report('serving')
-    return []
-def stop(self):
-    report('in stop')
-    signal.pause if threading.current_thread() is threading.main_thread() else time.sleep(600)
-"""
-
-
-async def test_a_hanging_stop_of_the_driver_is_bounded(tmp_path: Path) -> None:
-    p = PluginProcess(tmp_path, HANGS_IN_STOP)
-    process = await p.start("serving")
-    await p.wait_logged("serving the kubelet")
-    process.terminate()
-    assert await p.exit_code() in {0, 3}
-    assert "stop" in p.log
 
 
 HOLDS_IN_STOP = """
@@ -421,29 +390,3 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_no_files_after_the_next_s
     assert await p.exit_code() == 0
     assert p.socket_files() == []
     assert [f.name for f in plugin_folder.iterdir() if "lock" in f.name] == []
-
-
-@pytest.mark.full
-async def test_cleanup_rejects_a_path_as_the_driver_name_and_keeps_the_files_of_a_running_plugin_without_sockets(
-    tmp_path: Path,
-) -> None:
-    p = PluginProcess(tmp_path, BLOCKS_IN_START)
-    folder_to_keep = tmp_path / "precious"
-    folder_to_keep.mkdir()
-
-    async def cleanup(name: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "dra_kubeletplugin.cli", "cleanup", "--force",
-            env={**p.environment, "DRIVER_NAME": name}, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, err = await process.communicate()
-        return process.returncode, err.decode()
-
-    code, error_text = await cleanup("../precious")
-    assert (code, folder_to_keep.exists()) == (2, True)
-    assert "is not a DNS subdomain" in error_text
-    await p.start("in start")
-    code, error_text = await cleanup("slow.example.com")
-    assert code == 2
-    assert "is in use by a running plugin" in error_text
-    assert list((tmp_path / "plugins" / "slow.example.com" / "processes").glob("*.lock"))

@@ -130,21 +130,6 @@ async def test_results_of_other_drivers_are_ignored() -> None:
         assert await node.leftovers() == NOTHING
 
 
-async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_name() -> None:
-    async with node_with(make_toy_class()) as node:
-        await node.apply_pod(parameters={"color": "blue"})
-
-        async def find_event() -> str | None:
-            return next((e for e in node.cluster.events("pod") if "INVALID_CONFIG" in e), None)
-
-        event = await node.cluster.wait("the pod's event", find_event)
-        assert event.startswith(
-            "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
-        )
-        assert "parameters: unknown field 'color', did you mean 'colour'?" in event
-        assert "[DRA-E117]" in event
-
-
 async def test_a_driver_error_becomes_the_pod_s_event_and_a_later_attempt_succeeds() -> None:
     cls = make_toy_class()
     cls.fail = PermanentError("firmware 1.2 is too old for toy-0: flash 1.3 or later")

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.kube.resource import CLAIMS, PODS
+from dra_kubeletplugin.kube.resource import CLAIMS
 from tests.helpers.crash.harness import DRIVER, ROOT, NodeHarness, node_harness
-from tests.helpers.crash.record_stores import records_locked
-from tests.helpers.pod_resources import listing_pods
 
 pytestmark = pytest.mark.crash
 OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -30,12 +28,6 @@ def dra(b: NodeHarness, *args: str) -> subprocess.CompletedProcess[str]:
     }
     command = [sys.executable, "-m", "dra_kubeletplugin.cli", *args]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
-
-
-def count_if_all_prepared(b: NodeHarness) -> int:
-    """Returns the number of records if all claims are prepared, otherwise 0."""
-    states = list(b.records().values())
-    return len(states) if set(states) <= {"Prepared"} else 0
 
 
 @pytest.mark.full
@@ -92,82 +84,6 @@ async def test_a_suspended_old_instance_blocks_only_its_claim_and_only_for_a_bou
         b.check_quiet()
 
 
-@pytest.mark.full
-async def test_a_write_lock_of_a_suspended_process_is_a_clear_error_and_does_not_hang(tmp_path: Path) -> None:
-    """The old instance is suspended while it has the lock."""
-    async with node_harness(tmp_path) as b:
-        await b.start()
-        await b.apply_pod("one")
-        await b.cluster.wait_running("one")
-        with records_locked(b.records_path):
-            await b.apply_pod("two")
-            event = await b.until(
-                "the pod's event", lambda: next((e for e in b.cluster.events("two") if "RECORDS_BUSY" in e), None)
-            )
-            assert "is locked by another instance of the plugin for too long: delete its pod if it hangs" in event
-        await b.cluster.wait_running("two")
-        b.check_quiet()
-
-
-@pytest.mark.full
-async def test_two_instances_on_one_path_without_pod_uid_are_refused_with_one_line(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start("first")
-        second = await b.start("second", ready=False)
-        assert await second.wait() == 2
-        b.plugins.pop("second")
-        assert (
-            "is served by another process: stop that plugin, or, for a rolling update, set POD_UID" in b.log.read_text()
-        )
-        await b.apply_pod("pod")
-        await b.cluster.wait_running("pod")
-
-
-@pytest.mark.full
-async def test_after_a_reboot_pods_are_prepared_again_and_not_answered_from_the_records(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start()
-        await b.apply_pod("stays")
-        await b.apply_pod("goes")
-        await b.cluster.wait_running("stays")
-        await b.cluster.wait_running("goes")
-        await b.kill()
-        for path in b.hardware.iterdir():  # the state of the devices is lost with the power
-            path.unlink()
-        await b.cluster.client.delete(PODS, "goes", "default", grace=0)
-        await b.cluster.reboot(sysfs=b.sysfs)
-        await b.start()
-        # A device is held again only after its record has the state "Preparing", so this order of conditions is safe.
-        await b.until(
-            "only the remaining pod to be prepared", lambda: len(b.holders()) == 1 and count_if_all_prepared(b) == 1
-        )
-        b.check_quiet()
-        await b.apply_pod("next", count=3)
-        await b.cluster.wait_running("next")
-        b.check_quiet()
-
-
-@pytest.mark.full
-async def test_a_hold_from_before_a_reboot_is_released_for_a_new_claim(tmp_path: Path) -> None:
-    """The plugin is not called for the old claim, because the kubelet has lost its state too."""
-    async with node_harness(tmp_path) as b:
-        await b.start(RECONCILE_INTERVAL="1h")
-        await b.apply_pod("old", count=4)
-        await b.cluster.wait_running("old")
-        await b.kill()
-        for path in b.hardware.iterdir():
-            path.unlink()
-        await b.node.kubelet.stop()
-        (b.node.kubelet.root / "dra_manager_state").unlink()
-        await b.cluster.client.delete(PODS, "old", "default", grace=0)
-        await b.until("the claim to be deleted", lambda: not b.cluster.claims())
-        await b.cluster.reboot(sysfs=b.sysfs)
-        await b.start(RECONCILE_INTERVAL="1h")
-        await b.apply_pod("new", count=4)
-        await b.cluster.wait_running("new")
-        b.check_quiet()
-
-
 async def test_sigterm_waits_for_calls_in_flight_and_leaves_no_socket(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start()
@@ -181,22 +97,6 @@ async def test_sigterm_waits_for_calls_in_flight_and_leaves_no_socket(tmp_path: 
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
         assert not list((b.node.kubelet_root / "plugins" / DRIVER).glob("*.sock"))
         assert not list((b.node.kubelet_root / "plugins" / DRIVER / "processes").iterdir())
-        await b.start()
-        await b.cluster.wait_running("pod")
-        b.check_quiet()
-
-
-@pytest.mark.full
-async def test_a_call_longer_than_the_grace_period_is_abandoned_and_rolled_back_at_the_next_start(
-    tmp_path: Path,
-) -> None:
-    async with node_harness(tmp_path) as b:
-        process = await b.start(SHUTDOWN_GRACE_PERIOD="300ms")
-        hold_file = await b.apply_pod_and_hold_prepare("pod")
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-        hold_file.unlink()
-        b.plugins.clear()
         await b.start()
         await b.cluster.wait_running("pod")
         b.check_quiet()
@@ -232,23 +132,6 @@ async def test_a_failed_background_task_ends_the_process_with_its_reason_in_the_
         assert any("a background task failed, so the process ends: publisher" in line for line in lines)
         assert "RuntimeError: the publisher broke" in lines[-1]
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
-
-
-async def test_a_deleted_claim_is_unprepared_after_the_grace_period_and_reported(tmp_path: Path) -> None:
-    async with node_harness(tmp_path) as b:
-        await b.start()
-        await b.apply_pod("pod")
-        await b.cluster.wait_running("pod")
-        await b.node.kubelet.stop()  # so no kubelet unprepares the claim
-        (claim,) = b.cluster.claims()
-        await b.cluster.client.delete(PODS, "pod", "default", grace=0)
-        await b.until("the claim to be deleted", lambda: not b.cluster.claims())
-        async with listing_pods(b.node.kubelet_root):  # the kubelet of a later start, which no longer has the pod
-            await b.until("all devices to be free", b.is_empty)
-        assert (
-            "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it "
-            f"claim=default/{claim['metadata']['name']} claim_uid={claim['metadata']['uid']}" in b.log.read_text()
-        )
 
 
 async def test_dra_claims_lists_and_forgets_claims_after_confirmation(tmp_path: Path) -> None:

@@ -37,34 +37,31 @@ def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, ast.expr]]:
                 yield node, node.args[index]
 
 
-def sources() -> list[str]:
-    return [str(p.relative_to(ROOT)) for p in modules() if any(calls(ast.parse(p.read_text())))]
+@pytest.fixture(scope="module")
+def calls_by_file() -> dict[str, list[tuple[ast.Call, ast.expr]]]:
+    found = {str(p.relative_to(ROOT)): list(calls(ast.parse(p.read_text()))) for p in modules()}
+    return {name: of_file for name, of_file in found.items() if of_file}
 
 
-@pytest.mark.parametrize("name", sources())
-def test_each_log_call_begins_with_constant_text(name: str) -> None:
-    found = list(calls(ast.parse((ROOT / name).read_text())))
+def test_each_log_call_begins_with_constant_text(calls_by_file: dict[str, list[tuple[ast.Call, ast.expr]]]) -> None:
     wrong = []
-    for call, message in found:
-        if isinstance(message, ast.Constant) and isinstance(message.value, str):
-            if message.value.startswith("%"):
-                wrong.append(ast.unparse(call))
-        elif ast.unparse(message) != FORWARDED_NAMES.get(name):
-            wrong.append(ast.unparse(call))
-    assert not wrong, wrong
-
-
-def test_every_package_contains_log_calls() -> None:
+    for name, found in calls_by_file.items():
+        for call, message in found:
+            if isinstance(message, ast.Constant) and isinstance(message.value, str):
+                if message.value.startswith("%"):
+                    wrong.append((name, ast.unparse(call)))
+            elif ast.unparse(message) != FORWARDED_NAMES.get(name):
+                wrong.append((name, ast.unparse(call)))
+    assert not wrong
     framework = f"{PACKAGES['framework'].source.relative_to(ROOT)}/"
-    tops = {name.removeprefix(framework).split("/")[0] for name in sources() if name.startswith(framework)}
-    assert {"base", "host", "kube", "driver", "devices", "claims", "plugin", "cli"} <= tops
+    tops = {name.removeprefix(framework).split("/")[0] for name in calls_by_file if name.startswith(framework)}
+    assert {"base", "host", "kube", "driver", "devices", "claims", "plugin", "cli"} <= tops, "the calls are found"
 
 
-def test_fields_have_known_names() -> None:
+def test_fields_have_known_names(calls_by_file: dict[str, list[tuple[ast.Call, ast.expr]]]) -> None:
     used = set()
-    for name in sources():
-        for call, _ in calls(ast.parse((ROOT / name).read_text())):
-            for extra in (k.value for k in call.keywords if k.arg == "extra"):
-                used |= {k.value for k in getattr(extra, "keys", ()) if isinstance(k, ast.Constant)}
+    for call, _ in [call for found in calls_by_file.values() for call in found]:
+        for extra in (k.value for k in call.keywords if k.arg == "extra"):
+            used |= {k.value for k in getattr(extra, "keys", ()) if isinstance(k, ast.Constant)}
     assert used <= FIELDS, used - FIELDS
     assert len(used) > 8

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import RecordsError
+from tests.helpers.crash.file_faults import replaced
 from tests.helpers.crash.record_node import RecordNode
 from tests.helpers.crash.record_stores import data_files, end_recovery, memory_folder
 
@@ -49,9 +50,7 @@ class Calls:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in CALLS:
-                patch.setattr(os, name, self._wrap(name, getattr(os, name)))
+        with replaced(CALLS, self._wrap):
             yield
 
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -28,22 +26,6 @@ def entry(name: str, encoded: bytes, consumed: int, limit: int) -> DeviceEntry:
 def devices(of: list[str], tainted: set[str]) -> list[DeviceEntry]:
     taint = [{"key": "k", "effect": "NoSchedule"}]
     return [device_from_record({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
-
-
-@given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))
-def test_slices_respect_limits_hold_every_device_once_and_keep_it_in_place(
-    first: list[str], second: list[str], tainted: set[str]
-) -> None:
-    before = {f"s{i}": PublishedNames([d.name for d in c.devices]) for i, c in enumerate(pack(devices(first, set())))}
-    contents = pack(devices(second, tainted), (), before)
-    assert sorted(d.name for c in contents for d in c.devices) == sorted(second)
-    for content in contents:
-        limit = 64 if any(b"taints" in d.encoded for d in content.devices) else 128
-        assert len(content.devices) <= limit
-    if not tainted & set(second):
-        where = {n: key for key, group in before.items() for n in group.devices}
-        for content in contents:
-            assert all(where.get(d.name, content.name) == content.name for d in content.devices)
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
@@ -102,18 +84,6 @@ def test_a_repacked_pool_has_the_driver_s_order_throughout(count: int, full: int
     assert [d.name for c in pack(order, (), {}, full) for d in c.devices] == [d.name for d in order]
 
 
-def test_counter_sets_and_devices_stay_in_separate_slices() -> None:
-    sets = [{"name": "a"}]
-    order = [device_of_kind(n, 2) for n in range(10)]
-    contents = pack(order, sets)
-    assert [bool(c.counter_sets) for c in contents] == [True, False]
-    before = published_names(contents)
-    without = pack([device_of_kind(n, 0) for n in range(10)], (), before)
-    assert [c.name for c in without] == ["s-00001"]
-    back = pack(order, sets, published_names(without))
-    assert [c.name for c in back] == [None, "s-00001"]
-
-
 @pytest.mark.parametrize("full", [64, 128])
 def test_a_taint_moves_only_the_tainted_device(full: int) -> None:
     names = [f"d{n}" for n in range(256)]
@@ -141,32 +111,6 @@ def test_a_new_device_joins_the_slice_of_its_predecessor_if_the_slice_is_not_ful
     order = [*order[:5], fresh, *(d for d in order[5:] if d is not missing)]
     after = published_names(pack(order, (), before))
     assert after["s-00000"].devices[4:7] == ["d8", "d9", "d10"]
-
-
-@pytest.mark.parametrize(("count", "limit"), [(2048, 0.030), (8192, 0.200)])
-@pytest.mark.parametrize("kinds", [(0,), (0, 1, 2, 3, 4)], ids=["alike", "mixed"])
-def test_packing_takes_a_few_milliseconds_for_thousands_of_devices(
-    count: int, limit: float, kinds: tuple[int, ...]
-) -> None:
-    order = [device_of_kind(n, kinds[n % len(kinds)]) for n in range(count)]
-    before = published_names(pack(order))
-    shuffled = sorted(order, key=lambda d: hash(d.name))
-    changed = [
-        *(d for i, d in enumerate(shuffled) if i % 7),
-        *(device_of_kind(n + count, 1) for n in range(count // 7)),
-    ]
-    for what in ({}, before):
-        for given_order in (order, changed):
-            best = min(
-                _seconds(lambda given_order=given_order, what=what: pack(given_order, (), what)) for _ in range(3)
-            )  # type: ignore[misc]
-            assert best < limit
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
 
 
 # --- planning -------------------------------------------------------------------------------------

@@ -34,14 +34,6 @@ from tests.helpers.waiting import wait_until
 # --- other writers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.full
-async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_hundreds() -> None:
-    old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
-    async with scripted_api_server() as server, running_publisher(server, old), running_publisher(server, new):
-        await asyncio.sleep(5)
-        assert len(server.writes()) <= 12
-
-
 async def test_the_newest_instance_publishes_and_the_older_one_resumes_when_it_ends() -> None:
     newest = "new"
     old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
@@ -218,16 +210,6 @@ async def test_a_malformed_response_is_a_fault_and_does_not_stop_the_publisher(r
             await asyncio.wait_for(publisher.published.wait(), 30)
             await wait_until(lambda: not publisher.fault)
             assert server.devices() == ["a"]
-
-
-@pytest.mark.parametrize("body", [b"<html>proxy</html>", b""])
-async def test_a_response_of_a_proxy_is_a_fault_and_does_not_stop_the_publisher(body: bytes) -> None:
-    async with scripted_api_server() as server:
-        server.instead = lambda request: Response(200, body, "text/html")
-        async with running_publisher(server, await make_inventory("a")) as publisher:
-            await wait_until(lambda: bool(publisher.fault))
-            server.instead = lambda request: None
-            await asyncio.wait_for(publisher.published.wait(), 30)
 
 
 async def test_the_publisher_logs_the_same_fault_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,19 @@ import pytest
 
 _BY_PATH = ("open", "rename", "unlink", "mkdir", "rmdir", "symlink", "readlink", "listdir", "scandir", "stat", "lstat")
 _BY_DESCRIPTOR = ("write", "pwrite", "fchmod", "ftruncate", "fstat", "close")
+
+
+Function = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def replaced(names: Iterable[str], replacement: Callable[[str, Function], Function]) -> Iterator[None]:
+    """Replaces functions of ``os``, and ``flock``, by what ``replacement`` makes of their name and the real function."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            owner = fcntl if name == "flock" else os
+            patch.setattr(owner, name, replacement(name, getattr(owner, name)))
+        yield
 
 
 @contextlib.contextmanager
@@ -38,7 +51,7 @@ def failing_calls(
     """
     calls: list[str] = []
 
-    def failing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def failing(name: str, real: Function) -> Function:
         def call(*args: Any, **options: Any) -> Any:
             if text not in f"{args}":
                 return real(*args, **options)
@@ -53,10 +66,7 @@ def failing_calls(
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            owner = fcntl if name == "flock" else os
-            patch.setattr(owner, name, failing(name, getattr(owner, name)))
+    with replaced(names, failing):
         yield calls
 
 
@@ -80,14 +90,10 @@ class FileFaults:
     def failing(self, error: int, should_fail: Callable[[int], bool]) -> Iterator[FileFaults]:
         """Restarts the count at 0. Operations for whose number ``fails`` returns true raise ``OSError`` with the errno ``error``."""
         self.count, self.failed, self._error, self._should_fail = 0, [], error, should_fail
-        with pytest.MonkeyPatch.context() as patch:
-            for name in _BY_PATH:
-                patch.setattr(os, name, self._by_path(name, getattr(os, name)))
-            for name in _BY_DESCRIPTOR:
-                patch.setattr(os, name, self._by_descriptor(name, getattr(os, name)))
+        with replaced(_BY_PATH, self._by_path), replaced(_BY_DESCRIPTOR, self._by_descriptor):
             yield self
 
-    def _by_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _by_path(self, name: str, real: Function) -> Function:
         def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             if not isinstance(path, int) and os.fsdecode(path).startswith(self.folders):
                 self._count(name, path)
@@ -99,7 +105,7 @@ class FileFaults:
 
         return call
 
-    def _by_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _by_descriptor(self, name: str, real: Function) -> Function:
         def call(fd: Any, *args: Any, **kwargs: Any) -> Any:
             is_counted = fd in self._descriptors
             if name == "close":

@@ -19,13 +19,12 @@ import pytest
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.testing import device_class, pod
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, PODS
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 
 pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]
 FOLDER = Path(__file__).parent
 Fabric: Any = load_driver(str(FOLDER.parents[2] / "drivers/fabric_example"))
 FabricManager: Any = vars(sys.modules[Fabric.__module__])["FabricManager"]
-LEASE = f"{Fabric.name}-controller"
 _STEPS = 20  # more than the number of steps: at the last step no controller is killed
 
 
@@ -136,11 +135,6 @@ async def leader_of(cluster: LocalCluster, controllers: Controllers) -> str:
     return leader
 
 
-async def expire_lease(cluster: LocalCluster) -> None:
-    """Shortens the lease of a dead leader, as if its time were over."""
-    await cluster.client.patch(LEASES, LEASE, {"spec": {"leaseDurationSeconds": 1}}, "default")
-
-
 async def wait_clean(cluster: LocalCluster, fabric: Any) -> None:
     async def check() -> bool:
         records = [c for c in cluster.api.storage.list("configmaps") if c["metadata"]["name"].startswith(Fabric.name)]
@@ -171,29 +165,6 @@ async def test_a_controller_killed_at_any_step_leaves_no_device_attached(
 
 
 @pytest.mark.full
-async def test_after_a_kill_of_the_leader_the_other_controller_finishes_its_work(fabric: Any, tmp_path: Path) -> None:
-    fabric.add("gpu-0", "a100", seconds=600)
-    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start()
-        leader = await holder(cluster)
-        controllers.start()
-        await cluster.apply(claim("c"), pod("p", claims=["c"]))
-
-        async def is_attaching() -> bool:
-            return "before attach" in controllers.log()
-
-        await cluster.wait("the leader to attach", is_attaching)
-        first.kill()
-        first.wait()
-        fabric.add("gpu-0", "a100")  # added only now, so that the bind of the first leader took long
-        await expire_lease(cluster)
-        await wait_bound(cluster, "p")
-        assert await holder(cluster) != leader
-        lease = await cluster.client.get(LEASES, LEASE, "default")
-        assert lease["spec"]["leaseTransitions"] == 1
-
-
-@pytest.mark.full
 @pytest.mark.usefixtures("fabric")
 async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
@@ -207,14 +178,3 @@ async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(tmp_p
         assert "no longer leads" in controllers.log()
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
         await wait_bound(cluster, "p")
-
-
-@pytest.mark.usefixtures("fabric")
-async def test_a_leader_that_receives_sigterm_releases_its_lease_at_once(tmp_path: Path) -> None:
-    async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start()
-        leader = await leader_of(cluster, controllers)
-        controllers.start()
-        first.terminate()
-        assert await asyncio.to_thread(first.wait, 60) == 0
-        assert await holder(cluster, except_for=leader)
