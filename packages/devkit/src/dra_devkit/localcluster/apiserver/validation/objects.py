@@ -228,6 +228,21 @@ def _workload(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     return out + validate_template(template, "spec.template")
 
 
+def _daemon_set(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
+    out = _workload(obj, old)
+    strategy = _spec(obj).get("updateStrategy") or {}
+    if strategy.get("type") != "RollingUpdate":
+        return out
+    rolling = strategy.get("rollingUpdate") or {}
+    unavailable, surge = (str(rolling.get(k, 0)).strip("0%") for k in ("maxUnavailable", "maxSurge"))
+    where = "spec.updateStrategy.rollingUpdate"
+    if unavailable and surge:
+        out.append(invalid(f"{where}.maxSurge", rolling["maxSurge"], "may not be set when maxUnavailable is non-zero"))
+    elif not unavailable and not surge:
+        out.append(required(f"{where}.maxUnavailable", "cannot be 0 when maxSurge is 0"))
+    return out
+
+
 def _job(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     spec = _spec(obj)
     out: list[FieldError] = []
@@ -341,7 +356,7 @@ _RULES: Mapping[str, Callable[[ReadOnlyJSON, ReadOnlyJSON | None], list[FieldErr
     "resourcequotas": _quota,
     "deployments.apps": _workload,
     "replicasets.apps": _workload,
-    "daemonsets.apps": _workload,
+    "daemonsets.apps": _daemon_set,
     "jobs.batch": _job,
     "leases.coordination.k8s.io": _lease,
     f"roles.{_RBAC_GROUP}": _role,
