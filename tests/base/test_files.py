@@ -74,7 +74,7 @@ def test_whatever_has_the_name_of_a_temporary_file_is_replaced(make: Callable[[P
         specs.write_note(UID, b"new")
 
     ends(work)
-    assert (specs.read(UID), specs.note(UID)) == ({"kind": "k"}, b"new")
+    assert (specs.path(UID).read_bytes(), specs.note(UID)) == (b'{"kind":"k"}', b"new")
     assert all(stat.S_ISREG(path.lstat().st_mode) for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 2
 

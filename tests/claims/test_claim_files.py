@@ -359,4 +359,4 @@ async def test_files_of_a_claim_without_a_record_are_kept_while_another_instance
                 assert await old_manager.unprepare(ref) == ()
         await asyncio.wrap_future(tasks[0])
         assert await new_manager.records() == {"a": "Prepared"}
-        assert new_manager.claims.files.specs.exists("a")
+        assert new_manager.claims.files.specs.path("a").exists()

@@ -383,7 +383,7 @@ class ClaimMachine(RuleBasedStateMachine):
         assert ref.uid in recorded or not is_blocked
         assert [(a.device, a.share_id or "") for a in response] == [allocated[:2]]
         assert self.hardware.holder[allocated.key] == ref.uid
-        assert self.specs.exists(ref.uid)
+        assert self.specs.path(ref.uid).exists()
         self.prepared_devices[ref.uid] = allocated
 
     @rule(ref=consumes(refs), second=st.booleans())
@@ -567,7 +567,7 @@ class ClaimMachine(RuleBasedStateMachine):
         for uid, allocated in self.prepared_devices.items():
             assert self.hardware.holder.get(allocated.key) == uid, f"{uid} is prepared with {allocated}"
             assert self.hardware.power.get(card_of(allocated.key)), f"{uid} has {allocated} without power"
-            assert self.specs.exists(uid)
+            assert self.specs.path(uid).exists()
 
     @invariant()
     def check_holders(self) -> None:

@@ -184,7 +184,7 @@ async def test_a_call_succeeds_if_only_the_result_of_its_last_write_is_lost(tmp_
         assert not isinstance(response, DraError)
         assert len(calls) >= 1 + is_prepare
         assert (await manager.records(), manager.changes) == (({"a": "Prepared"}, 1) if is_prepare else ({}, 2))
-        assert manager.claims.files.specs.exists("a") is is_prepare, "the CDI file is written again"
+        assert manager.claims.files.specs.path("a").exists() is is_prepare, "the CDI file is written again"
 
 
 async def test_the_files_of_a_prepare_whose_record_is_lost_are_removed_if_its_device_has_another_claim(

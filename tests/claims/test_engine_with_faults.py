@@ -143,10 +143,10 @@ async def test_one_hanging_undo_does_not_stop_reconciling_and_its_file_is_not_wr
         assert "other" in driver.unprepared
         assert await manager.records() == {"stuck": "Unpreparing", "third": "Prepared"}
         files = manager.claims.files.specs
-        assert not files.exists("stuck")
+        assert not files.path("stuck").exists()
         files.remove("third")
         await wait_until(lambda: is_restored(manager, "third"))
-        assert not files.exists("stuck")
+        assert not files.path("stuck").exists()
         del api.claims["third"]
         await wait_until(lambda: is_unprepared(manager, "third"))
         assert last.unprepared == []
@@ -166,4 +166,4 @@ async def is_unprepared(manager: Any, uid: str) -> bool:
 
 async def is_restored(manager: Any, uid: str) -> bool:
     await manager.claims.reconciler.once()
-    return bool(manager.claims.files.specs.exists(uid))
+    return bool(manager.claims.files.specs.path(uid).exists())

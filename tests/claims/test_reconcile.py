@@ -203,7 +203,7 @@ async def test_a_change_during_a_pass_keeps_the_devices(
         api.before = lambda: change(manager, api)
         assert (await once(manager)).unprepared == driver.unprepared == []
         assert await manager.records() == {"a": "Prepared"}
-        assert manager.claims.files.specs.exists("a")
+        assert manager.claims.files.specs.path("a").exists()
 
 
 async def test_a_claim_that_another_instance_prepares_after_the_last_read_keeps_its_devices(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_a_claim_that_another_instance_prepares_after_the_last_read_keeps_
         api.reads = []
         assert (await once(old_manager)).unprepared == driver.unprepared == []
         assert await old_manager.records() == {"a": "Prepared"}
-        assert old_manager.claims.files.specs.exists("a")
+        assert old_manager.claims.files.specs.path("a").exists()
 
 
 @pytest.mark.parametrize("fault", [NotFoundError("no such node"), api_error("no", 500), TimeoutError()])
