@@ -193,3 +193,40 @@ def one(manifests: list[JSON], kind: str, name: str = "") -> JSON:
 def container(workload: JSON) -> JSON:
     (found,) = workload["spec"]["template"]["spec"]["containers"]
     return dict(found)
+
+
+FIELDS: JSON = {
+    "annotations": {"example.com/note": "a: b", "number": "1"},
+    "labels": {"team": "devices"},
+    "nodeSelector": {"example.com/npu": "true"},
+    "tolerations": [{"key": "npu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3000000}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "no"]}]}]
+            }
+        }
+    },
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        }
+    ],
+    "priorityClassName": "high",
+    "imagePullSecrets": [{"name": "other"}],
+    "volumes": [
+        {"name": "firmware", "hostPath": {"path": "/lib/firmware", "type": "Directory"}},
+        {"name": "secret", "secret": {"secretName": "s", "defaultMode": 256}},
+    ],
+    "imagePullPolicy": "Always",
+    "resources": {"limits": {"memory": "512Mi"}, "requests": {"cpu": "100m", "memory": "512Mi"}},
+    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}],
+    "volumeMounts": [
+        {"name": "firmware", "mountPath": "/lib/firmware", "readOnly": True},
+        {"name": "secret", "mountPath": "/s"},
+    ],
+}
+"""A value for each field of pods."""
