@@ -43,18 +43,6 @@ async def test_a_component_that_returns_is_a_fault_and_a_stopped_component_is_no
             await asyncio.Event().wait()
 
 
-async def test_a_component_that_fails_ends_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dra_devkit.localcluster.controllers import ControllerManager
-
-    async def raise_error(self: ControllerManager) -> None:
-        raise RuntimeError("a fault of ours")
-
-    monkeypatch.setattr(ControllerManager, "run", raise_error)
-    with pytest.raises(ComponentEnded, match="controllers failed: RuntimeError: a fault of ours"):
-        async with LocalCluster():
-            await asyncio.Event().wait()
-
-
 async def test_a_rejected_write_does_not_block_other_objects() -> None:
     """C3: the API server rejects the claim of one template. The claim of another pod is created immediately."""
     async with LocalCluster(()) as cluster:

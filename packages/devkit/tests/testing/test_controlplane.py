@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_devkit.testing import controlplane
 from dra_devkit.testing.controlplane import ControlPlane, ControlPlaneError
 from packages.devkit.tests.testing.fake_control_plane import install_binaries, read_log
 from tests.helpers.author_project import FUNCTIONS, author, run
@@ -81,11 +80,10 @@ def test_a_program_that_ends_is_reported_with_its_command_and_last_output(tmp_pa
 
 
 @pytest.mark.full
-def test_a_control_plane_that_never_gets_ready_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controlplane, "START", 5.0)
-    monkeypatch.setattr(controlplane, "STOP", 0.2)
+def test_a_control_plane_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
     script = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
-    plane = ControlPlane(install_binaries(tmp_path / "assets", etcd=script, kube_apiserver=script), tmp_path / "plane")
+    assets = install_binaries(tmp_path / "assets", etcd=script, kube_apiserver=script)
+    plane = ControlPlane(assets, tmp_path / "plane", start=5.0, stop=0.2)
     with pytest.raises(ControlPlaneError, match=r"is not ready after 5 s: there is no .*apiserver.crt yet; waiting"):
         plane.__enter__()
     assert [p.returncode for p in plane.ended] == [-9, -9]

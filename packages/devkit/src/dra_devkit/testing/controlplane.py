@@ -25,8 +25,6 @@ from .api import AsyncApi, remove_all
 from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
 
-START = 60.0  # seconds until starting a server fails
-STOP = 20.0  # seconds that a process may take to stop after SIGTERM
 _CHECK_INTERVAL = 0.05  # seconds between checks
 _OUTPUT_CHARS = 3000  # characters of a process's output in an error
 # The admission plugins that are switched off. They need a controller manager, which creates service accounts and removes the taint
@@ -79,14 +77,20 @@ class ControlPlane:
         assets: the folder with the binaries.
         folder: the folder for data, certificates and output.
         feature_gates: in the form of ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
+        start: seconds until starting a server fails.
+        stop: seconds that a process may take to stop after SIGTERM.
 
     Entering raises :class:`ControlPlaneError`.
     """
 
-    def __init__(self, assets: Path, folder: Path, feature_gates: str = "") -> None:
+    def __init__(
+        self, assets: Path, folder: Path, feature_gates: str = "", *, start: float = 60.0, stop: float = 20.0
+    ) -> None:
         self.assets = assets
         self.folder = folder
         self.feature_gates = feature_gates
+        self.start_timeout = start
+        self.stop_timeout = stop
         self.kubeconfig = folder / "kubeconfig"
         self._running: list[_Server] = []
         self._watchers: list[Watcher] = []
@@ -150,7 +154,7 @@ class ControlPlane:
             gate.write(OPEN)
 
     def _wait(self, url: str) -> None:
-        end = time.monotonic() + START
+        end = time.monotonic() + self.start_timeout
         while why := self._not_ready(url):
             for server in self._running:
                 if server.process.poll() is not None:
@@ -159,7 +163,8 @@ class ControlPlane:
                     )
             if time.monotonic() > end:
                 server = self._running[-1]
-                raise ControlPlaneError(f"{server} is not ready after {START:g} s: {why}; {server.output_tail()}")
+                after = f"{self.start_timeout:g} s"
+                raise ControlPlaneError(f"{server} is not ready after {after}: {why}; {server.output_tail()}")
             time.sleep(_CHECK_INTERVAL)
 
     def _not_ready(self, url: str) -> str:
@@ -199,7 +204,7 @@ class ControlPlane:
             self.ended.append(process)
             process.terminate()
             try:
-                process.wait(STOP)
+                process.wait(self.stop_timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
