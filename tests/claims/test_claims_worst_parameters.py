@@ -40,7 +40,7 @@ class Server(FakeApiServer):
         self.encoded[name] = json.dumps(with_allocation(claim(config, name), config), separators=(",", ":")).encode()
         return ClaimIdentity("ns", name, name)
 
-    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+    async def raw(self, method: str, path: str, *, timeout: float | None = None) -> HttpResponse:
         return HttpResponse(200, {}, self.encoded[path.rpartition("/")[2]])
 
 

@@ -64,7 +64,7 @@ class Client:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
 
     async def raw(
-        self, path: str, query: Any = None, *, method: str = "GET", body: Any = None, content_type: str = ""
+        self, method: str, path: str, body: Any = None, *, query: Any = None, content_type: str = ""
     ) -> HttpResponse:
         if method == "GET":
             self.get_count += 1

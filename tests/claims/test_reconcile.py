@@ -268,11 +268,11 @@ async def test_the_reads_of_a_pass_end_when_the_api_server_does_not_respond_for_
     tmp_path: Path,
 ) -> None:
     class SilentApiServer(FakeApiServer):
-        async def raw(self, path: str, *args: Any, **options: Any) -> Any:
+        async def raw(self, method: str, path: str, **options: Any) -> Any:
             if self.is_unreachable:
                 reads.append(path.rpartition("/")[2])
                 clock.now += 15.0
-            return await super().raw(path, *args, **options)
+            return await super().raw(method, path, **options)
 
     api, clock, reads = SilentApiServer(), Clock(), list[str]()
     async with running_manager(tmp_path, RecordingDriver(), api, call_timeout=40, clock=clock) as manager:

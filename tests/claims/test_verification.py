@@ -33,7 +33,7 @@ class Client:
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
 
-    async def raw(self, path: str, *, timeout: float) -> HttpResponse:
+    async def raw(self, method: str, path: str, *, timeout: float) -> HttpResponse:
         if self.error:
             raise self.error
         return HttpResponse(200, {}, self.body)

@@ -1,4 +1,4 @@
-"""Wording of messages: lists of names and their order, counts, and suggestions for misspelt names."""
+"""Wording of messages: lists of names and their order, counts, ages, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -62,3 +62,11 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
     found = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f", did you mean {found[0]!r}?" if found else ""
+
+
+def duration(seconds: float) -> str:
+    """Formats an age in seconds: ``42s``, ``17m``, ``3h``, ``9d``. kubectl shows two units for some ages, such as `3m20s`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"

@@ -165,7 +165,7 @@ class DeviceStatusReporter:
         resource = await self.client.dra("resourceclaims")
         for _ in range(_CONFLICTS):
             try:
-                response = await self.client.raw(resource.path(claim.namespace, claim.name))
+                response = await self.client.raw("GET", resource.path(claim.namespace, claim.name))
             except NotFoundError as e:
                 if e.names(claim.name):
                     return False
@@ -189,7 +189,7 @@ class DeviceStatusReporter:
             path = resource.path(claim.namespace, claim.name, "status")
             query = {"fieldManager": self.manager, "force": "true"}
             try:
-                response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
+                response = await self.client.raw("PATCH", path, body, query=query, content_type=APPLY)
             except ConflictError:
                 continue  # another writer changed the claim: read it again
             try:

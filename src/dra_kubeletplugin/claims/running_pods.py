@@ -19,10 +19,9 @@ from typing import Any
 
 import msgspec
 
-from ..base.age import duration
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
-from ..base.text import join_names
+from ..base.text import duration, join_names
 from ..errors import DraError, StoppingError, clip, printable
 from ..kube.event_recorder import EventRecorder, claim_subject, node_subject
 from .claim_fields import ClaimIdentity

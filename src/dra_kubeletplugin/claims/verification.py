@@ -98,7 +98,7 @@ class Verifier:
     async def _fetch(self, ref: ClaimIdentity) -> tuple[ClaimFields, EncodedClaim] | None:
         try:
             resource = await self.client.dra("resourceclaims")
-            response = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
+            response = await self.client.raw("GET", resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
             if isinstance(e, NotFoundError) and e.names(ref.name):
                 return None

@@ -147,7 +147,7 @@ def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         add_own_options(out, [driver])
-        run(driver, out.parse_args(argv))
+        run(out.parse_args(argv), driver)
 
     return ended(command)
 

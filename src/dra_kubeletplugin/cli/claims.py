@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from ..base.age import duration
 from ..base.local_clusters import kubelet_options, running, state_root
 from ..base.settings import Settings, load
 from ..base.terminal import indented
+from ..base.text import duration
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
 from ..claims.metadata_files import MetadataFiles

@@ -13,7 +13,7 @@ DRIVER = "driver: a Python file, a package's folder, or module:Class"
 @command(
     "run",
     "run a driver as the plugin of a node",
-    "run:run_command",
+    "run:run",
     driver_options=True,
     group=Group.NODE,
     example="dra run acme.py --node-name worker-1",
@@ -27,7 +27,7 @@ def add_run(run: Parser) -> None:
 @command(
     "controller",
     "run the controller of a driver",
-    "controller:controller_command",
+    "controller:controller",
     driver_options=True,
     group=Group.NODE,
     example="dra controller acme.py --namespace acme",

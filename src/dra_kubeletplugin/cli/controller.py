@@ -33,15 +33,11 @@ async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
             stop.exit_after(process.times.slack, Exit.NEGATIVE)
 
 
-def controller_command(args: argparse.Namespace) -> NoReturn:
-    controller(args.loaded.get(args.driver, args.driver), args)
-
-
 def controller(
-    target: str | type[Driver],
     args: argparse.Namespace,
+    driver: type[Driver] | None = None,
     beside: Callable[[Controller, StopSignal], Awaitable[object]] = exit_when_lease_lost,
 ) -> NoReturn:
     """Runs the controller and exits the process. See :func:`.run_driver`."""
     fix_thresholds()
-    run_driver(target, args, ControllerSettings, Role.CONTROLLER, Controller, beside)
+    run_driver(driver, args, ControllerSettings, Role.CONTROLLER, Controller, beside)

@@ -20,14 +20,10 @@ async def trim_memory(plugin: Plugin, stop: StopSignal) -> None:
     await keep_trimmed()
 
 
-def run_command(args: argparse.Namespace) -> NoReturn:
-    run(args.loaded.get(args.driver, args.driver), args)
-
-
 def run(
-    target: str | type[Driver],
     args: argparse.Namespace,
+    driver: type[Driver] | None = None,
     beside: Callable[[Plugin, StopSignal], Awaitable[object]] = trim_memory,
 ) -> NoReturn:
     """Runs the plugin and exits the process. See :func:`.run_driver`."""
-    run_driver(target, args, Settings, Role.NODE, Plugin, beside)
+    run_driver(driver, args, Settings, Role.NODE, Plugin, beside)

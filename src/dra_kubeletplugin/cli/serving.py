@@ -48,7 +48,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def run_driver(
-    target: str | type[Driver],
+    driver: type[Driver] | None,
     args: argparse.Namespace,
     kind: type[S],
     role: Role,
@@ -58,7 +58,7 @@ def run_driver(
     """Runs a driver's plugin or controller and exits the process.
 
     Args:
-        target: a driver class, or a driver in the form of the command line, such as a file.
+        driver: a driver class; None for the driver that the command line names.
         args: the settings, and the options that the driver defines.
         kind: the settings class of the role.
         build: creates the server.
@@ -68,7 +68,7 @@ def run_driver(
     """
     stop = StopSignal()
     stop.handle()
-    driver = load_driver(target) if isinstance(target, str) else target
+    driver = driver or args.loaded.get(args.driver) or load_driver(args.driver)
     settings, options = load_options(lambda: load(given(args, kind), None, kind), driver, given_own(args, driver))
     if not settings.driver_name:
         settings = replace(settings, driver_name=driver.name)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -32,7 +32,6 @@ from .http1 import HttpResponse
 from .resource import Resource
 from .transport import CONNECTIONS, Transport
 
-T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 LARGE = 64 * 1024  # bytes: JSON up to this size is decoded on the event loop, which takes at most about 3 ms
@@ -107,7 +106,7 @@ class KubeClient:
         """
         path = resource.path(namespace)
         query = {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
-        response = await self._call("GET", path, check_response, query=query, content_type="")
+        response = await self.raw("GET", path, query=query)
         if len(response.body) <= LARGE:
             return decode_page(response, f"GET {path}", checked=checked)
         return await in_own_thread(decode_page, response, f"GET {path}", checked=checked)
@@ -165,43 +164,24 @@ class KubeClient:
         content_type: str = "application/json",
         timeout: float | None = None,
     ) -> JSON:
-        """Sends one request. Retries a 429 or 503 after its Retry-After, within ``timeout``, and a 401 once with new credentials.
-
-        Raises :class:`ApiError`.
-        """
-        return await self._call(
-            method, path, decode_object, body, query=query, content_type=content_type, timeout=timeout
-        )
+        """Sends one request as :meth:`raw` does, and returns the JSON object of the response. Raises :class:`ApiError`."""
+        response = await self.raw(method, path, body, query=query, content_type=content_type, timeout=timeout)
+        return decode_object(response, f"{method} {path}")
 
     async def raw(
         self,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        *,
-        method: str = "GET",
-        body: Any = None,
-        content_type: str = "",
-        timeout: float | None = None,
-    ) -> HttpResponse:
-        """Sends one request as :meth:`call` does, and returns the response undecoded. Raises :class:`ApiError`.
-
-        Use it for logs and metrics, and for an object of which the caller needs few fields.
-        """
-        return await self._call(
-            method, path, check_response, body, query=query, content_type=content_type, timeout=timeout
-        )
-
-    async def _call(
-        self,
         method: str,
         path: str,
-        read: Callable[[HttpResponse, str], T],
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        content_type: str,
+        content_type: str = "application/json",
         timeout: float | None = None,
-    ) -> T:
+    ) -> HttpResponse:
+        """Sends one request, and returns the response undecoded, for text and for objects of which the caller needs few fields.
+
+        Retries a 429 or 503 after its Retry-After, within ``timeout``, and a 401 once with new credentials. Raises :class:`ApiError`.
+        """
         target = _target(path, query)
         payload = b"" if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
@@ -214,7 +194,7 @@ class KubeClient:
                     method, target, payload, content_type if payload else "", scope.when()
                 )
             try:
-                return read(response, what)
+                return check_response(response, what)
             except NotFoundError as e:
                 if path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
                     self._discovery.forget()  # the server lacks the whole resource, so its version has changed

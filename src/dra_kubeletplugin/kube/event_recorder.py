@@ -126,13 +126,13 @@ class EventRecorder:
         self._wake = asyncio.Event()
         self._logged = LogOnce(_LOG_AGAIN)
 
-    def warn(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
+    def warn(self, about: Subject, reason: str, message: str) -> None:
         """Queues a warning. A repeated warning increases the count of its Event."""
-        self._add(self._entry(about, reason, message, related))
+        self._add(about, reason, message)
 
     def inform(self, about: Subject, reason: str, message: str) -> None:
         """Queues an Event of type Normal."""
-        self._add(self._entry(about, reason, message, type="Normal"))
+        self._add(about, reason, message, type="Normal")
 
     def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
         """Queues a warning about a claim. The pods and pod groups for which the claim is reserved at that time get the same warning.
@@ -140,7 +140,7 @@ class EventRecorder:
         Does nothing if the claim's name or namespace is unknown.
         """
         if claim.namespace and claim.name:
-            self._add(self._entry(claim, reason, message, consumers=True))
+            self._add(claim, reason, message, consumers=True)
 
     async def run(self) -> None:
         """Writes queued Events. Never returns; external failures do not end it."""
@@ -157,16 +157,7 @@ class EventRecorder:
 
     # --- queue ----------------------------------------------------------------------------------
 
-    def _add(self, new_event: _RecordedEvent) -> None:
-        key = self._name(new_event)
-        if known := self._events.get(key):
-            known.times, known.last = known.times + 1, new_event.last
-        dropped = self._events.put(key, known or new_event)
-        if dropped and dropped.times > dropped.written:
-            self._metrics.inc("events_total", result="dropped")
-        self._wake.set()
-
-    def _entry(
+    def _add(
         self,
         about: Subject,
         reason: str,
@@ -175,10 +166,16 @@ class EventRecorder:
         *,
         type: str = "Warning",
         consumers: bool = False,
-    ) -> _RecordedEvent:
+    ) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        text = clip(message, _MAX_MESSAGE)
-        return _RecordedEvent(about, reason, text, related, type, consumers, now, now)
+        event = _RecordedEvent(about, reason, clip(message, _MAX_MESSAGE), related, type, consumers, now, now)
+        key = self._name(event)
+        if known := self._events.get(key):
+            event, known.times, known.last = known, known.times + 1, now
+        dropped = self._events.put(key, event)
+        if dropped and dropped.times > dropped.written:
+            self._metrics.inc("events_total", result="dropped")
+        self._wake.set()
 
     def _name(self, event: _RecordedEvent) -> str:
         content = "\0".join((self._component, *event.about, event.reason, event.message))
@@ -204,7 +201,7 @@ class EventRecorder:
         event.written = times
         self._metrics.inc("events_total", result="written")
         for consumer in consumers:
-            self._add(self._entry(consumer, event.reason, event.message, event.about))
+            self._add(consumer, event.reason, event.message, event.about)
         return True
 
     def _failed(self, event: _RecordedEvent, e: ApiError) -> None:

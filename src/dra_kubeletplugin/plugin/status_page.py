@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from ..base.age import duration
 from ..base.http_server import pages
 from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import Request, Response
+from ..base.text import duration
 from ..claims import Record, Row
 from ..devices.inventory import Inventory
 from ..devices.pool_state import DeviceKey

@@ -45,7 +45,7 @@ class FakeApiServer:
     async def dra(self, plural: str) -> Resource:
         return Resource("resource.k8s.io", "v1", plural, namespaced=True)
 
-    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+    async def raw(self, method: str, path: str, *, timeout: float | None = None) -> HttpResponse:
         *_, namespace, plural, name = path.split("/")
         claim_object = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
         return HttpResponse(200, {}, msgspec.json.encode(claim_object))

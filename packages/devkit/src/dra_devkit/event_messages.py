@@ -6,8 +6,12 @@ Sources: pkg/kubelet/cm/dra/manager.go, pkg/kubelet/kuberuntime and pkg/controll
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
+
+from dra_kubeletplugin.base.text import duration
 
 _NAME = r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?"
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -102,3 +106,19 @@ def time_of(event: Mapping[str, Any]) -> str:
     created = (event.get("metadata") or {}).get("creationTimestamp")
     time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or created or ""
     return re.sub(r"\.[0-9]+Z$", "Z", str(time))
+
+
+def age(since: str, now: float | None = None) -> str:
+    """Formats the time since ``since`` (RFC 3339): ``42s``, ``17m``, ``3h``, ``9d``; empty if it is unknown."""
+    try:
+        seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
+    except (ValueError, OverflowError):  # a time zone's offset can move a time in the year 1 out of range
+        return ""
+    return duration(seconds)
+
+
+def ago(since: str, now: float | None = None) -> str:
+    """Returns text to append to a cause that an Event reported at ``since``: ``, reported 3m ago``; empty if ``since`` is empty."""
+    if not since:
+        return ""
+    return f", reported {shown} ago" if (shown := age(since, now)) else f", reported at {since}"

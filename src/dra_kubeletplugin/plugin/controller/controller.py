@@ -29,8 +29,10 @@ from ...kube import ApiConfig, KubeClient, load_config
 from ...kube.leader_election import LeaderElector, LeaseTimes
 from ..driver_checks import DriverChecks
 from ..lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
-from .binding import BindCalls, Binder, BindingRecords, ClaimWatch
-from .binding.binder import RETRY_DELAYS
+from .binding.bind_calls import BindCalls
+from .binding.binder import RETRY_DELAYS, Binder
+from .binding.claims import ClaimWatch
+from .binding.records import BindingRecords
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
-from dra_kubeletplugin.plugin.controller.binding import ClaimWatch
+from dra_kubeletplugin.plugin.controller.binding.claims import ClaimWatch
 from dra_kubeletplugin.resourceapi.encoded import from_json
 from tests.helpers import worst_parameters
 from tests.helpers.worst_parameters import DRIVER, ENTRIES, LIMIT, MACHINE, SHAPES, Plain

@@ -149,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _node(argv: Sequence[str]) -> NoReturn:
     driver, args = _parsed(argv, Settings)
     file = os.environ.get(HEALTH, "")
-    run(with_health_from_file(driver, Path(file)) if file else driver, args, _beside_plugin)
+    run(args, with_health_from_file(driver, Path(file)) if file else driver, _beside_plugin)
 
 
 def _controller(argv: Sequence[str]) -> NoReturn:
     driver, args = _parsed(argv, ControllerSettings)
-    controller(driver, args, _beside_controller)
+    controller(args, driver, _beside_controller)
 
 
 def _parsed(argv: Sequence[str], kind: type[Settings]) -> tuple[type[Driver], argparse.Namespace]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dra_kubeletplugin.base.age import age
+from dra_devkit.event_messages import age
 from dra_kubeletplugin.errors import (
     BadAnswerError,
     ConfigError,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style
+from dra_devkit.event_messages import ago
 from dra_devkit.scheduling.framework import pod_info
-from dra_kubeletplugin.base.age import ago
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.base.text import counted, natural

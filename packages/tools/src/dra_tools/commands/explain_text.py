@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from dra_devkit.commands.style import Style, wrapped
-from dra_kubeletplugin.base.age import age, ago
+from dra_devkit.event_messages import age, ago
 from dra_kubeletplugin.base.text import counted, join_names
 
 from .. import ClaimState, Example, Explanation, ExplanationState, NodeGroup, Reason, ReasonKind, RequestOnNodes

@@ -73,7 +73,7 @@ PLUGIN = (
 async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
     before = time.time()
     try:
-        response = await client.raw("/version")
+        response = await client.raw("GET", "/version")
         after = time.time()
         version = await client.call("GET", "/version")
     except ApiError as e:
@@ -137,7 +137,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
 async def _gates(client: KubeClient) -> Finding:
     """Reports the feature gates of the API server. The scheduler and the kubelets have their own gates."""
     try:
-        response = await client.raw("/metrics")
+        response = await client.raw("GET", "/metrics")
     except ApiError as e:
         todo = "to read them, an account needs nonResourceURLs [/metrics], verb get"
         return unknown("feature gates", e.message, todo if isinstance(e, (UnauthorizedError, ForbiddenError)) else "")

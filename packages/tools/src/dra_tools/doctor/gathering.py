@@ -141,7 +141,7 @@ async def _logs(client: KubeClient, pod: ReadOnlyJSON) -> AsyncIterator[tuple[st
             }
             name = f"{container}{'_previous' if previous else ''}"
             try:
-                response = await client.raw(path, query)
+                response = await client.raw("GET", path, query=query)
                 yield f"{name}.log", redact_text(response.body.decode(errors="replace"))
             except ApiError as e:
                 yield f"{name}.error", redact_text(e.message)

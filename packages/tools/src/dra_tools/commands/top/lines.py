@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from dra_kubeletplugin.base.age import age, ago
+from dra_devkit.event_messages import age, ago
 
 from ...usage import texts
 from ...usage.arranging import Group

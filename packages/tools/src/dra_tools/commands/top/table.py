@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from dra_devkit.commands.style import Style
-from dra_kubeletplugin.base.age import age, ago
+from dra_devkit.event_messages import age, ago
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.cli.shell.output import columns
 
