@@ -62,7 +62,7 @@ test-all: $(STAMP) ## every test, within 20 minutes
 
 # Tests of the plugin's publisher, engine, health, events and controller with an API server and a kubelet.
 PLUGIN = $(patsubst %,tests/%.py,claims/test_device_status claims/test_claims_killed_and_device_removed claims/test_remote_devices_in_containers \
-  claims/test_undo_steps_processes devices/slices/test_publisher devices/slices/test_publisher_quantities \
+  claims/test_engine_repeated_event devices/slices/test_publisher devices/slices/test_publisher_quantities \
   devices/slices/test_scope devices/slices/test_status_and_gates devices/slices/test_sync_slice_controller_table \
   devices/test_health_monitor devices/test_inventory_removed_devices kube/test_discovery_served_versions \
   plugin/controller/binding/test_binder_faults plugin/controller/test_controller plugin/test_node plugin/test_node_processes \

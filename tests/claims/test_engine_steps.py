@@ -366,31 +366,6 @@ class FieldRecorder(logging.Handler):
         self.fields[record.getMessage()] = {**log_fields(), **vars(record)}
 
 
-async def test_the_log_lines_of_a_claim_contain_its_name_and_its_pod(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    api, lines = FakeApiServer(), FieldRecorder()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "1"}]
-    logging.getLogger().addHandler(lines)
-    try:
-        async with running_manager(tmp_path, BlockingDriver(), api) as manager:
-            await manager.prepare(ref)
-            await manager.unprepare(ref)
-    finally:
-        logging.getLogger().removeHandler(lines)
-    for text, pod in (("prepared claim", "ns/p"), ("unprepared claim", None)):
-        line_fields = lines.fields[text]
-        assert (line_fields["claim"], line_fields["claim_uid"], line_fields["devices"], line_fields.get("pod")) == (
-            "ns/a",
-            "a",
-            ["d-0"],
-            pod,
-        )
-        assert 0 <= line_fields["duration_s"] < 60
-
-
 @pytest.mark.parametrize("is_unreachable", [False, True])
 async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path, is_unreachable: bool) -> None:
     api, lines = FakeApiServer(), FieldRecorder()

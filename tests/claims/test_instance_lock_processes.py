@@ -8,9 +8,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,66 +16,9 @@ import pytest
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
-from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
+from tests.helpers.crash.harness import DRIVER, node_harness
 from tests.helpers.crash.record_stores import KillableLock
 from tests.helpers.drivers import make_toy_class
-
-STARTS = 400
-STARTER = """
-import sys
-from pathlib import Path
-from dra_kubeletplugin.claims.instance_lock import InstanceLock
-
-for _ in range(int(sys.argv[2])):
-    lock = InstanceLock(Path(sys.argv[1]))
-    lock.acquire()
-    lock.reap_dead()
-    print(lock.id, flush=True)
-    sys.stdin.readline()  # it stays alive until the test has checked it
-    lock.release()
-"""
-
-
-@pytest.mark.full
-@pytest.mark.crash
-def test_none_of_400_starts_next_to_a_cleanup_is_considered_dead(tmp_path: Path) -> None:
-    cleaner, stop = InstanceLock(tmp_path), threading.Event()
-    cleaner.acquire()
-
-    def clean() -> None:
-        while not stop.is_set():
-            cleaner.reap_dead()
-
-    threads = [threading.Thread(target=clean) for _ in range(2)]
-    starters = [
-        subprocess.Popen(
-            [sys.executable, "-c", STARTER, str(tmp_path), str(STARTS // 2)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, bufsize=1, env={"PYTHONPATH": str(ROOT / "src")},
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    for thread in threads:
-        thread.start()
-    try:
-        dead = []
-        for _ in range(STARTS // 2):
-            for starter in starters:
-                assert starter.stdin
-                assert starter.stdout
-                id = starter.stdout.readline().strip()
-                if not cleaner.alive(id):
-                    dead.append(id)
-                starter.stdin.write("\n")
-                starter.stdin.flush()
-        assert dead == []
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        for starter in starters:
-            starter.communicate(timeout=60)
-        cleaner.release()
-    assert list(tmp_path.iterdir()) == []
 
 
 def is_ending(pid: int) -> bool:

@@ -147,15 +147,6 @@ async def test_a_removed_folder_is_written_again_while_the_plugin_is_idle(tmp_pa
                 await wait_until((path / file_name("a")).exists)
 
 
-async def test_each_background_task_is_started_by_its_name(tmp_path: Path) -> None:
-    async with running_manager(tmp_path, PlainDriver(), reconcile_interval=600.0) as manager:
-        names = ["alerts", "device status", "reconciler", "records", "recovery", "rollbacks"]
-        assert sorted(manager.claims.background()) == names
-        for name in names:
-            async with manager.background(name):
-                await asyncio.sleep(0.01)
-
-
 # --- readiness, notes and metrics --------------------------------------------------------------------------
 
 

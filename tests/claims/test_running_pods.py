@@ -175,19 +175,6 @@ async def test_the_device_stays_held_over_restarts(fault: Callable[[DriverNode[T
         assert (await node.leftovers())["held"] == []
 
 
-async def test_a_claim_whose_pod_ended_while_the_plugin_was_down_is_unprepared() -> None:
-    """Pods of other namespaces do not keep the device."""
-    async with one_device() as node:
-        uid = await start(node, "a")
-        other = pods.pod("other")
-        other["metadata"]["namespace"] = "b"
-        await node.api.apply(other)
-        await node.api.wait_running("other", "b")
-        await end_pod_while_plugin_is_down(node)
-        await node.start(**FAST)
-        await unprepared(node, uid)
-
-
 async def test_a_pod_that_waits_for_the_device_does_not_keep_it_held() -> None:
     """The kubelet lists this pod in the namespace of the lost claim, but none of its containers has started."""
     async with one_device() as node:
