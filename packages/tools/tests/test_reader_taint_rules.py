@@ -16,7 +16,7 @@ from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES, TAINT_RULES, TEMPLATES
 from dra_tools import ExplanationState, explain, overview, take
 from dra_tools.doctor import Level, cluster, published
-from dra_tools.reader import served_rules
+from dra_tools.reader import served_as
 from dra_tools.usage.rows import DeviceUse
 from dra_tools.watcher import ClusterWatcher
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
@@ -56,7 +56,7 @@ async def create_rule(client: KubeClient, version: str) -> None:
 @pytest.mark.parametrize("version", RELEASES)
 async def test_take_reads_rules_in_the_version_that_the_cluster_serves(version: str) -> None:
     async with running_server(version) as client:
-        served = await served_rules(client)
+        served = await served_as(client, TAINT_RULES)
         assert (served.version if served else "") == version
         assert explain(await take(client), "p").state is ExplanationState.FITS
         if version:

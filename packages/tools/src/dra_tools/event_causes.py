@@ -108,15 +108,12 @@ def _doubts(view: SchedulerView, pod: PodInfo, message: str) -> Iterator[str]:
         namespace = named.namespace or pod.namespace
         if not view.snapshot.is_complete(resource, namespace):
             continue
-        exists = any(_is(obj, named, namespace) for obj in _objects(view, resource))
+        objects = view.claims if resource is CLAIMS else view.snapshot.objects[resource.plural]
+        exists = any(_is(obj, named, namespace) for obj in objects)
         if named.absent and exists:
             yield f"{named} exists now"
         elif not exists and (named.kind, named.name) not in absent:
             yield f"{named} no longer exists"
-
-
-def _objects(view: SchedulerView, resource: Resource) -> Iterator[ReadOnlyJSON]:
-    yield from view.claims if resource is CLAIMS else view.snapshot.objects[resource.plural]
 
 
 def _is(obj: ReadOnlyJSON, named: NamedObject, namespace: str) -> bool:

@@ -78,11 +78,6 @@ async def served(client: KubeClient) -> str:
         ) from None
 
 
-async def served_rules(client: KubeClient) -> Resource | None:
-    """Returns the resource of DeviceTaintRules in the served version; None if the server does not serve them."""
-    return await served_as(client, TAINT_RULES)
-
-
 async def served_as(client: KubeClient, resource: Resource) -> Resource | None:
     """Returns a resource of :data:`OPTIONAL` in the served version; None if the server does not serve it.
 
@@ -143,15 +138,8 @@ async def server_version(client: KubeClient) -> str:
 
 async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, uid: str) -> Snapshot:
     """Returns the snapshot with the events about one object."""
-    head = {"apiVersion": EVENTS.api_version, "kind": kind_named(EVENTS)}
     try:
-        events = await read_all(
-            client,
-            EVENTS,
-            lambda item: read({**head, **as_json(item)}, EVENTS),
-            namespace,
-            fields=f"involvedObject.uid={uid}",
-        )
+        events = await _read(client, EVENTS, namespace, f"involvedObject.uid={uid}")
     except (ForbiddenError, NotFoundError) as e:
         return replace(snapshot, gaps=(*snapshot.gaps, gap_of(EVENTS, namespace, e)))
     return replace(snapshot, events=tuple(events))
@@ -159,14 +147,20 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
 
 async def with_quotas(client: KubeClient, snapshot: Snapshot, namespaces: Iterable[str]) -> Snapshot:
     """Returns the snapshot with the ResourceQuotas of namespaces."""
-    head = {"apiVersion": QUOTAS.api_version, "kind": kind_named(QUOTAS)}
     found, gaps = [], list(snapshot.gaps)
     for namespace in sorted(set(namespaces)):
         try:
-            found += await read_all(client, QUOTAS, lambda item: read({**head, **as_json(item)}, QUOTAS), namespace)
+            found += await _read(client, QUOTAS, namespace)
         except (ForbiddenError, NotFoundError) as e:
             gaps.append(gap_of(QUOTAS, namespace, e))
     return replace(snapshot, quotas=tuple(found), gaps=tuple(gaps))
+
+
+async def _read(client: KubeClient, resource: Resource, namespace: str, fields: str = "") -> list[JSON]:
+    head = {"apiVersion": resource.api_version, "kind": kind_named(resource)}
+    return await read_all(
+        client, resource, lambda item: read({**head, **as_json(item)}, resource), namespace, fields=fields
+    )
 
 
 async def with_events_of_waiting(client: KubeClient, snapshot: Snapshot) -> Snapshot:

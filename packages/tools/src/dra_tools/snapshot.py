@@ -32,35 +32,22 @@ from .object_shapes import FAULTS, validated
 from .taints import with_rules
 from .unevaluated.parts import group_of, is_builtin, subject_of, unread_kinds
 
-KINDS: Mapping[str, Resource] = {
-    "Pod": PODS,
-    "Node": NODES,
-    "Namespace": NAMESPACES,
-    "Event": EVENTS,
-    "ResourceClaim": CLAIMS,
-    "ResourceClaimTemplate": TEMPLATES,
-    "DeviceClass": CLASSES,
-    "ResourceSlice": SLICES,
-    "DeviceTaintRule": TAINT_RULES,
-    "PodGroup": POD_GROUPS,
-    "ResourceQuota": QUOTAS,
-}
-# The resource of each field of a snapshot
-_FIELDS: Mapping[str, Resource] = {
-    "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES, "events": EVENTS, "claims": CLAIMS, "templates": TEMPLATES,
-    "classes": CLASSES, "slices": SLICES, "rules": TAINT_RULES, "groups": POD_GROUPS,
-    "quotas": QUOTAS,
-}  # fmt: skip
-_IGNORED_METADATA = ("managedFields",)
-_IGNORED_STATUS_OF_NODES = (
-    "images",
-    "volumesInUse",
-    "volumesAttached",
-    "nodeInfo",
-    "conditions",
-    "addresses",
-    "config",
+# The field of a snapshot with the objects of each kind
+_FIELDS: Sequence[tuple[str, str, Resource]] = (
+    ("pods", "Pod", PODS),
+    ("nodes", "Node", NODES),
+    ("namespaces", "Namespace", NAMESPACES),
+    ("events", "Event", EVENTS),
+    ("claims", "ResourceClaim", CLAIMS),
+    ("templates", "ResourceClaimTemplate", TEMPLATES),
+    ("classes", "DeviceClass", CLASSES),
+    ("slices", "ResourceSlice", SLICES),
+    ("rules", "DeviceTaintRule", TAINT_RULES),
+    ("groups", "PodGroup", POD_GROUPS),
+    ("quotas", "ResourceQuota", QUOTAS),
 )
+KINDS: Mapping[str, Resource] = {kind: resource for _, kind, resource in _FIELDS}
+_STATUS_OF_NODES = ("capacity", "allocatable")  # the fields that are read
 
 
 @dataclass(frozen=True)
@@ -175,7 +162,7 @@ class Snapshot:
         Args:
             found: the objects by plural name of their resource.
         """
-        fields: dict[str, Any] = {name: tuple(found.get(r.plural, ())) for name, r in _FIELDS.items()}
+        fields: dict[str, Any] = {name: tuple(found.get(r.plural, ())) for name, _, r in _FIELDS}
         return cls(**fields, gaps=tuple(gaps), unread=tuple(unread), live=live, version=version)
 
     @cached_property
@@ -186,7 +173,7 @@ class Snapshot:
     @property
     def objects(self) -> Mapping[str, tuple[JSON, ...]]:
         """The objects by plural name of their resource."""
-        return {r.plural: getattr(self, name) for name, r in _FIELDS.items()}
+        return {r.plural: getattr(self, name) for name, _, r in _FIELDS}
 
     def gap(self, resource: Resource) -> Gap | None:
         return next((g for g in self.gaps if g.resource == resource.plural), None)
@@ -301,7 +288,7 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
     if resource is EVENTS and api.startswith("events.k8s.io/"):
         obj = as_core_event(obj)
     # Fields with null are removed, because an empty `namespace:` in a file is read as null.
-    meta = {k: v for k, v in obj["metadata"].items() if k not in _IGNORED_METADATA and v is not None}
+    meta = {k: v for k, v in obj["metadata"].items() if k != "managedFields" and v is not None}
     if resource.namespaced:
         meta.setdefault("namespace", "default")
     name = meta.setdefault("name", f"{meta.get('generateName', '')}0")
@@ -309,5 +296,5 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
         meta["uid"] = f"{resource.plural}/{meta.get('namespace', '')}/{name}"
     out = {**obj, "metadata": meta}
     if resource is NODES and isinstance(out.get("status"), dict):
-        out["status"] = {k: v for k, v in out["status"].items() if k not in _IGNORED_STATUS_OF_NODES}
+        out["status"] = {k: v for k, v in out["status"].items() if k in _STATUS_OF_NODES}
     return out

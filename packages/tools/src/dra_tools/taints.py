@@ -15,12 +15,10 @@ RULE = "deviceTaintRule"
 
 def with_rules(slices: Iterable[JSON], rules: Iterable[ReadOnlyJSON]) -> tuple[JSON, ...]:
     """Returns the slices as the scheduler uses them: with the taints of the rules on their devices."""
-    named = [{**r, "spec": {**r["spec"], "taint": {**r["spec"]["taint"], RULE: _name(r)}}} for r in rules]
+    named = [
+        {**r, "spec": {**r["spec"], "taint": {**r["spec"]["taint"], RULE: str(r["metadata"]["name"])}}} for r in rules
+    ]
     return tuple(cast(JSON, tainted(s, named)) for s in slices) if named else tuple(slices)
-
-
-def _name(rule: ReadOnlyJSON) -> str:
-    return str(rule["metadata"]["name"])
 
 
 def taint_text(taint: ReadOnlyJSON) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dra_devkit.scheduling.allocator.faults import AllocationError
 from dra_kubeletplugin.base.json_types import JSON
-from dra_tools.usage.nodes import unschedulable
+from dra_tools.usage.availability import unschedulable
 from dra_tools.usage.rows import TAKEN, DeviceUse, counted
 from dra_tools.usage.usage import UsageCounter, count_usage
 from packages.tools.tests.usage.test_usage import DRIVER, claim, counters, slice_of

@@ -37,33 +37,32 @@ class Waiting:
     waiting: tuple[Explanation, ...]
 
 
-EXIT = {
-    ExplanationState.RUNS: Exit.SUCCESS,
-    ExplanationState.ENDED: Exit.SUCCESS,
-    ExplanationState.SCHEDULED: Exit.SUCCESS,
-    ExplanationState.FITS: Exit.SUCCESS,
-    ExplanationState.WAITS: Exit.NEGATIVE,
-    ExplanationState.UNKNOWN: Exit.UNKNOWN,
-}
+def _exit(found: Explanation) -> Exit:
+    match found.state:
+        case ExplanationState.WAITS:
+            return Exit.NEGATIVE
+        case ExplanationState.UNKNOWN:
+            return Exit.UNKNOWN
+    return Exit.SUCCESS
 
 
 def explain_command(args: argparse.Namespace) -> int:
     if args.what is not None:
         parse(args.what)  # report a wrong argument before the cluster is read
     if args.files:
-        refuse(
-            args,
-            {"kubeconfig": "--kubeconfig", "context": "--context"},
-            "is for a cluster and cannot be combined with --file",
-        )
+        of_cluster = {"kubeconfig": "--kubeconfig", "context": "--context"}
+        refuse(args, of_cluster, "is for a cluster and cannot be combined with --file")
     with Progress() as progress:
-        snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)
+        if args.files:
+            snapshot, namespace = snapshot_of(from_files(args.files)), args.namespace or "default"
+        else:
+            snapshot, namespace = _of_cluster(args, progress)
         if args.what is None:
             return _all(args, snapshot, progress)
         progress(f"explaining {args.what} on {counted(len(snapshot.nodes), 'node')}")
         found = explain(snapshot, args.what, namespace)
     put(found, args.output, lambda shown: text(shown, Style.of(sys.stdout)))
-    return EXIT[found.state]
+    return _exit(found)
 
 
 def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> int:
@@ -76,7 +75,7 @@ def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> in
     notes = [*map(on_one_line, parts), *(f"note: {on_one_line(text)}" for text in remarks)]
     found.sort(key=lambda e: natural(e.subject))
     put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
-    code = max((EXIT[e.state] for e in found), default=Exit.SUCCESS)
+    code = max(map(_exit, found), default=Exit.SUCCESS)
     is_whole = snapshot.is_complete(PODS, args.namespace or "") and (found or not snapshot.unread)
     return code if is_whole or code is not Exit.SUCCESS else Exit.UNKNOWN
 
@@ -85,15 +84,8 @@ def _listed(found: Sequence[Explanation]) -> Iterator[str]:
     if not found:
         yield "no pod waits for devices"
         return
-    rows = [
-        ("POD", "STATE", "WHY"),
-        *((e.subject.removeprefix("pod "), str(e.state), e.summary + ago(e.reported)) for e in found),
-    ]
-    yield from columns(rows)
-
-
-def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
-    return snapshot_of(from_files(args.files)), args.namespace or "default"
+    rows = ((e.subject.removeprefix("pod "), str(e.state), e.summary + ago(e.reported)) for e in found)
+    yield from columns([("POD", "STATE", "WHY"), *rows])
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:

@@ -14,12 +14,24 @@ from dataclasses import dataclass
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
-from dra_kubeletplugin.kube.resource import POD_GROUPS, QUOTAS, TAINT_RULES
+from dra_kubeletplugin.kube.resource import (
+    CLAIMS,
+    CLASSES,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    QUOTAS,
+    SLICES,
+    TAINT_RULES,
+    TEMPLATES,
+)
+from dra_kubeletplugin.resourceapi.conversion import GROUP
 
 from ..reader import CONSEQUENCES, OPTIONAL, served_as
 from .findings import Finding, failure, ok, unknown, warning
 
-GROUP = "resource.k8s.io"
 _GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
 # Clock drift in seconds above which the finding is a warning, or a failure. Above the second limit, tokens and certificates are
 # rejected.
@@ -39,23 +51,10 @@ class Permission:
         return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
 
 
+_READ = (SLICES, CLAIMS, CLASSES, TEMPLATES, TAINT_RULES, PODS, NODES, NAMESPACES, EVENTS)
 READER = (
-    *(
-        Permission(verb="list", resource=r, group=g)
-        for r, g in (
-            ("resourceslices", GROUP),
-            ("resourceclaims", GROUP),
-            ("deviceclasses", GROUP),
-            ("resourceclaimtemplates", GROUP),
-            (TAINT_RULES.plural, GROUP),
-            ("pods", ""),
-            ("nodes", ""),
-            ("namespaces", ""),
-            ("events", ""),
-        )
-    ),
-    Permission("list", POD_GROUPS.plural, POD_GROUPS.group, CONSEQUENCES[POD_GROUPS.plural]),
-    Permission("list", QUOTAS.plural, QUOTAS.group, CONSEQUENCES[QUOTAS.plural]),
+    *(Permission("list", r.plural, r.group) for r in _READ),
+    *(Permission("list", r.plural, r.group, CONSEQUENCES[r.plural]) for r in (POD_GROUPS, QUOTAS)),
 )
 """Permissions that ``explain`` and ``doctor`` need to read a cluster. Not every API server serves DeviceTaintRules and PodGroups."""
 

@@ -99,10 +99,12 @@ async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> N
 async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Callable[[str], None]) -> None:
     """Adds the pods that use claims, waiting pods too, and the drivers' pods with their logs."""
     try:
-        pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
+        pods = await read_all(client, PODS, as_json)
     except ApiError as e:
         archive.add("cluster/pods.error", redact_text(e.message))
         return
+    if node:  # waiting pods too, which have no node
+        pods = [p for p in pods if ((p.get("spec") or {}).get("nodeName") or node) == node]
     archive.add_json(
         "cluster/pods.json", [p for p in pods if (p.get("spec") or {}).get("resourceClaims") or is_driver(p)]
     )
@@ -114,11 +116,6 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Ca
             progress(f"log of {meta['namespace']}/{meta['name']}")
             # A folder for each part of the name: one joined name could be longer than the 255 bytes of a file name.
             archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
-
-
-def _at(pod: ReadOnlyJSON) -> str:
-    """Returns the pod's node; empty if the pod has no node yet."""
-    return (pod.get("spec") or {}).get("nodeName") or ""
 
 
 def is_driver(pod: ReadOnlyJSON) -> bool:

@@ -17,11 +17,11 @@ from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.decoding import Bare, as_json
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.paging import read_all
-from dra_kubeletplugin.kube.resource import CLASSES, NODES, SLICES
+from dra_kubeletplugin.kube.resource import CLASSES, NODES, SLICES, TAINT_RULES
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
 from ..doubled_resources import doubled_resources, overlapping
-from ..reader import served_rules, take
+from ..reader import served_as, take
 from ..snapshot import Snapshot
 from ..taints import BLOCKING_EFFECTS, taint_with_rule, with_rules
 from ..unevaluated.objects import all_not_evaluated
@@ -47,7 +47,11 @@ async def look(
     try:
         resource = await client.dra("resourceslices")
         slices = await read_all(client, resource, as_json, fields=f"spec.nodeName={node}" if node else "")
-        names = None if node else set(await read_all(client, NODES, _name))
+        names = (
+            None
+            if node
+            else set(await read_all(client, NODES, lambda item: msgspec.json.decode(item, type=Bare).metadata.name))
+        )
         slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
         others = await _others(client, resource, slices) if node else []
         # Items of a list have no kind. In other versions than v1 a device has another form, whose fields are no unknown ones.
@@ -112,7 +116,7 @@ async def _doubled(client: KubeClient, node: str) -> AsyncIterator[Finding]:
 
 async def _rules(client: KubeClient) -> list[JSON]:
     """Returns the DeviceTaintRules; none if this account may not list them."""
-    resource = await served_rules(client)
+    resource = await served_as(client, TAINT_RULES)
     try:
         return await read_all(client, resource, as_json) if resource is not None else []
     except ForbiddenError:
@@ -121,16 +125,14 @@ async def _rules(client: KubeClient) -> list[JSON]:
 
 async def _others(client: KubeClient, resource: Resource, slices: Sequence[ReadOnlyJSON]) -> list[ReadOnlyJSON]:
     """Returns the other slices of pools that look incomplete: a slice of counters, for example, may have no ``nodeName``."""
-    missing = {key for key, now in newest_by_pool(slices).items() if len(now) != _wanted(now)}
+    missing = {
+        key for key, now in newest_by_pool(slices).items() if len(now) != now[0]["spec"]["pool"]["resourceSliceCount"]
+    }
     known = {s["metadata"]["uid"] for s in slices}
     found: list[ReadOnlyJSON] = []
     for driver in sorted({driver for driver, _ in missing}):
         found += await read_all(client, resource, as_json, fields=f"spec.driver={driver}")
     return [s for s in found if key_of(s) in missing and s["metadata"]["uid"] not in known]
-
-
-def _wanted(slices: Sequence[ReadOnlyJSON]) -> int:
-    return int(slices[0]["spec"]["pool"]["resourceSliceCount"])
 
 
 def faults(
@@ -202,7 +204,3 @@ def _compared(driver: str, there: frozenset[str], slices: Sequence[ReadOnlyJSON]
             f"{driver} has published {join_names(gone)}, but does not find them here",
             "it unpublishes them unless a claim uses them",
         )
-
-
-def _name(item: msgspec.Raw) -> str:
-    return msgspec.json.decode(item, type=Bare).metadata.name

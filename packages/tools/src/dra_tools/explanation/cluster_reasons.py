@@ -190,7 +190,7 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
     here = [t for t in view.snapshot.templates if t["metadata"]["namespace"] == pod.namespace]
     template = next((t for t in here if t["metadata"]["name"] == name), None)
     refused = cause_of_wait(view, pod, "FailedResourceClaimCreation")
-    if template is None and _has_templates(view, pod.namespace):
+    if template is None and view.snapshot.is_complete(TEMPLATES, pod.namespace):
         there = [t["metadata"]["name"] for t in here]
         text = f"ResourceClaimTemplate {pod.namespace}/{name} does not exist"
         return Reason(
@@ -205,7 +205,9 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: ReadOnlyJSON) -> Reason 
         what = f"the claim from template {name}"
         if over := next(quota_reasons(view, quotas.CLAIMS, claim, what), None):
             return over
-        if refused and any(f"exceeded quota: {quota}," in refused.text for quota in _quotas(view, pod.namespace)):
+        of_quotas = (q["metadata"] for q in view.snapshot.quotas)
+        quota_names = [str(meta["name"]) for meta in of_quotas if meta["namespace"] == pod.namespace]
+        if refused and any(f"exceeded quota: {quota}," in refused.text for quota in quota_names):
             refused = replace(refused, doubt="the quota has room now")
     if refused:
         return Reason(
@@ -244,15 +246,6 @@ def quota_reasons(view: SchedulerView, kind: str, obj: ReadOnlyJSON, what: str) 
             f"delete pods and claims of namespace {meta['namespace']} that are no longer needed, or raise the quota",
             command=f"kubectl -n {meta['namespace']} patch resourcequota {meta['name']} -p {shlex.quote(patch)}",
         )
-
-
-def _quotas(view: SchedulerView, namespace: str) -> Iterator[str]:
-    return (str(q["metadata"]["name"]) for q in view.snapshot.quotas if q["metadata"]["namespace"] == namespace)
-
-
-def _has_templates(view: SchedulerView, namespace: str) -> bool:
-    """Returns whether the templates of a namespace were read."""
-    return view.snapshot.is_complete(TEMPLATES, namespace)
 
 
 # --- one claim ------------------------------------------------------------------------------------
@@ -309,17 +302,14 @@ def _of_open(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> Iterat
             yield Reason(ReasonKind.CLASS_MISSING, text, f"make DeviceClass {wanted}{near(wanted, view.cache.classes)}")
     if not _may_be_admin(view, pod, claim["spec"]):
         yield _unlabelled(pod, f"claim {claim['metadata']['name']}")
-    least = sum(
-        min(int(o.get("count") or 1) if o.get("allocationMode") != "All" else 0 for o in _options(r))
-        for r in (claim["spec"].get("devices") or {}).get("requests") or []
-    )
+    least = 0
+    for request in (claim["spec"].get("devices") or {}).get("requests") or []:
+        options = [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or []
+        counts = (0 if o.get("allocationMode") == "All" else int(o.get("count") or 1) for o in options)
+        least += min(counts, default=0)
     if least > MAX_RESULTS:
         text = f"claim {name_of(claim)} asks for {least} devices, and a claim gets at most {MAX_RESULTS}"
         yield Reason(ReasonKind.TOO_MANY, text, "use several claims")
-
-
-def _options(request: ReadOnlyJSON) -> list[ReadOnlyJSON]:
-    return [request["exactly"]] if request.get("exactly") else list(request.get("firstAvailable") or [{"count": 0}])
 
 
 def _may_be_admin(view: SchedulerView, pod: PodInfo, spec: ReadOnlyJSON) -> bool:

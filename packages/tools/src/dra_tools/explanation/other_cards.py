@@ -150,8 +150,9 @@ class _Cards:
                 ids = ((DeviceId(driver, pool, d["name"]), d) for d in s["spec"]["devices"] or [])
                 s = {**s, "spec": {**s["spec"], "devices": [d for i, d in ids if used.isdisjoint(self.cards(i, d))]}}
             slices.append(s)
-        open_claims = tuple(_open(c) if self._is_own(c) else c for c in self.view.claims if c is not of_resources)
-        return replace(self.view.snapshot, slices=tuple(slices), claims=open_claims)
+        others = (c for c in self.view.claims if c is not of_resources)
+        claims = ({k: v for k, v in c.items() if k != "status"} if self._is_own(c) else c for c in others)
+        return replace(self.view.snapshot, slices=tuple(slices), claims=tuple(claims))
 
     def selector(self, wanted: set[DeviceId]) -> str:
         """Returns a CEL expression that only devices on the cards of ``wanted`` match; empty if no attribute has such values."""
@@ -190,10 +191,6 @@ def _id(result: JSON) -> DeviceId:
 def _request(result: JSON) -> str:
     """Returns the name of a result's request without the alternative."""
     return str(result["request"]).partition("/")[0]
-
-
-def _open(claim: JSON) -> JSON:
-    return {k: v for k, v in claim.items() if k != "status"}
 
 
 def _attributes(device: JSON) -> Iterator[tuple[str, str | int]]:

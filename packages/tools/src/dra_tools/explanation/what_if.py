@@ -144,7 +144,7 @@ class WhatIf:
                 f"the constraints cannot all hold: {shown}",
                 "fewer constraints, or fewer devices",
             )
-        elif self.fits(device=_without("consumesCounters")):
+        elif self.fits(device=_without_counters):
             text = "each device fits alone, but together the devices need more of the shared counters than exist"
             change = "fewer or smaller devices at once, or delete a claim that holds a device of the same counters"
             yield DeviceFault(ReasonKind.COUNTERS, text, change, self._counters(), of_node=True)
@@ -322,28 +322,29 @@ class WhatIf:
 
 def _with_count(claims: Sequence[JSON], request: RequestOnNodes, number: int) -> list[JSON]:
     """Returns the claims with another number of devices in one request."""
-    out = []
-    for claim in claims:
-        devices = claim["spec"].get("devices") or {}
-        changed = [
-            {**r, "exactly": {**r["exactly"], "count": number}}
-            if name_of(claim) == request.claim and r["name"] == request.request and r.get("exactly")
-            else r
-            for r in devices.get("requests") or []
-        ]
-        out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": changed}}})
-    return out
+
+    def counted(claim: JSON, r: JSON) -> JSON:
+        named = name_of(claim) == request.claim and r["name"] == request.request
+        return {**r, "exactly": {**r["exactly"], "count": number}} if named and r.get("exactly") else r
+
+    return [_with_devices(c, requests=[counted(c, r) for r in _devices(c).get("requests") or []]) for c in claims]
+
+
+def _devices(claim: JSON) -> JSON:
+    return claim["spec"].get("devices") or {}
+
+
+def _with_devices(claim: JSON, **changes: list[JSON]) -> JSON:
+    return {**claim, "spec": {**claim["spec"], "devices": {**_devices(claim), **changes}}}
 
 
 def _changed(pool: AllocatorPool, edit: Edit) -> AllocatorPool:
-    def candidate(c: Candidate) -> Candidate:
-        return Candidate(c.id, edit(dict(c.device)), c.slice, c.for_node, c.matches)
-
-    return replace(pool, candidates=[candidate(c) for c in pool.candidates])
+    changed = [Candidate(c.id, edit(dict(c.device)), c.slice, c.for_node, c.matches) for c in pool.candidates]
+    return replace(pool, candidates=changed)
 
 
-def _without(key: str) -> Edit:
-    return lambda obj: {k: v for k, v in obj.items() if k != key}
+def _without_counters(device: JSON) -> JSON:
+    return {k: v for k, v in device.items() if k != "consumesCounters"}
 
 
 def _untainted(*taints: ReadOnlyJSON) -> Edit:
@@ -369,15 +370,14 @@ def _edited(claim: JSON, edit: Edit) -> JSON:
     if extended.is_draft(claim):
         return claim
     requests = []
-    devices = claim["spec"].get("devices") or {}
-    for request in devices.get("requests") or []:
+    for request in _devices(claim).get("requests") or []:
         changed = dict(request)
         if request.get("exactly"):
             changed["exactly"] = edit(dict(request["exactly"]))
         if request.get("firstAvailable"):
             changed["firstAvailable"] = [edit(dict(sub)) for sub in request["firstAvailable"]]
         requests.append(changed)
-    return {**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": requests}}}
+    return _with_devices(claim, requests=requests)
 
 
 def _without_part(part: str) -> Edit:
@@ -420,17 +420,16 @@ def _value_of(request: PickedRequest, candidate: Candidate, name: str) -> JSON |
 
 def _constraints(claims: Sequence[JSON]) -> Iterator[tuple[int, int, JSON]]:
     for i, claim in enumerate(claims):
-        for k, constraint in enumerate((claim["spec"].get("devices") or {}).get("constraints") or []):
+        for k, constraint in enumerate(_devices(claim).get("constraints") or []):
             yield i, k, constraint
 
 
 def _dropped(claims: Sequence[JSON], which: set[tuple[int, int]]) -> list[JSON]:
-    out = []
-    for i, claim in enumerate(claims):
-        devices = claim["spec"].get("devices") or {}
-        kept = [c for k, c in enumerate(devices.get("constraints") or []) if (i, k) not in which]
-        out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "constraints": kept}}})
-    return out
+    kept: list[list[JSON]] = [[] for _ in claims]
+    for i, k, constraint in _constraints(claims):
+        if (i, k) not in which:
+            kept[i].append(constraint)
+    return [_with_devices(c, constraints=of_claim) for c, of_claim in zip(claims, kept, strict=True)]
 
 
 def _shown(constraint: Mapping[str, Any]) -> str:

@@ -29,10 +29,9 @@ _LIKE_COUNT = re.compile(
 )
 _OTHER_COUNTS = {"subGroupSize", "succeededCount", "minMember"}
 # Fields that contain no further template.
-_CLOSED = {
-    "apiVersion", "kind", "metadata", "status", "containers", "initContainers", "ephemeralContainers", "volumes", "affinity",
-    "tolerations", "securityContext", "topologySpreadConstraints", "selector", "volumeClaimTemplates", "resourceClaims",
-}  # fmt: skip
+_CLOSED = {"apiVersion", "kind", "metadata", "status", "selector", "volumeClaimTemplates", "resourceClaims"}
+_CLOSED |= {"containers", "initContainers", "ephemeralContainers", "volumes", "affinity", "tolerations"}
+_CLOSED |= {"securityContext", "topologySpreadConstraints"}
 _OF_OTHERS = re.compile(r".*(Template|Runtime|Policy|Class|Profile|Override)")
 
 
@@ -62,7 +61,7 @@ class FoundTemplates:
 def pod_templates(obj: ReadOnlyJSON) -> FoundTemplates:
     """Returns the templates of an object."""
     search = _TemplateSearch()
-    search.walk({k: v for k, v in obj.items() if k not in _CLOSED}, "", _PodCount(), ())
+    search.walk({k: v for k, v in obj.items() if k not in _CLOSED}, "", (1, 1), ())
     faults = list(search.faults)
     templates = search.templates
     kind = str(obj["kind"])
@@ -106,15 +105,6 @@ def is_pod_spec(value: Any) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _PodCount:
-    number: int = 1
-    limit: int = 1
-
-    def times(self, number: int, limit: int) -> _PodCount:
-        return _PodCount(self.number * number, self.limit * limit)
-
-
 @dataclass
 class _TemplateSearch:
     """The search in one object.
@@ -134,7 +124,7 @@ class _TemplateSearch:
     suspended: list[str] = field(default_factory=list)
 
     def walk(
-        self, value: Any, path: str, count: _PodCount, around: tuple[str, ...], owner: ReadOnlyJSON | None = None
+        self, value: Any, path: str, count: tuple[int, int], around: tuple[str, ...], owner: ReadOnlyJSON | None = None
     ) -> None:
         """Searches a value. ``owner`` is the object whose field ``spec`` is this value."""
         if isinstance(value, list):
@@ -146,7 +136,7 @@ class _TemplateSearch:
         self._note_counts(value, path)
         self.suspended += suspension(value, path)
         if is_pod_spec(value):
-            self._add(path.removesuffix(".spec"), owner or {"spec": value}, count.times(*_factor(value, "")), around)
+            self._add(path.removesuffix(".spec"), owner or {"spec": value}, _times(count, _factor(value, "")), around)
         elif "containers" in value:
             self.faults.append(f"{path} has containers that are not those of a pod: each needs a name or an image")
         elif _has_claims(value):
@@ -157,18 +147,18 @@ class _TemplateSearch:
             self.faults.append(f"{path} describes a container outside of a pod template")
         for key, inner in value.items():
             if key not in _CLOSED and isinstance(inner, list | Mapping):
-                below = count.times(*_factor(value, key))
+                below = _times(count, _factor(value, key))
                 self.walk(inner, f"{path}.{key}".lstrip("."), below, around, value if key == "spec" else None)
 
-    def _add(self, path: str, template: ReadOnlyJSON, count: _PodCount, around: tuple[str, ...]) -> None:
+    def _add(self, path: str, template: ReadOnlyJSON, count: tuple[int, int], around: tuple[str, ...]) -> None:
         self.used.update(around)
         if re.search(r"(^|\.)templates\[", path):
             self.faults.append(f"the number of pods of {path} is decided when it runs")
         elif re.search(r"override|patch", path, re.I):
             self.faults.append(f"{path} changes pods that another object describes")
         else:
-            limit = count.limit if count.limit > count.number else 0
-            self.templates.append(PodTemplate(path, template, count.number, limit))
+            number, limit = count
+            self.templates.append(PodTemplate(path, template, number, limit if limit > number else 0))
 
     def _note_counts(self, value: ReadOnlyJSON, path: str) -> None:
         for key, number in value.items():
@@ -180,6 +170,11 @@ class _TemplateSearch:
                     self.counts.setdefault(path, []).append(where)
             elif key not in _OTHER_COUNTS and _is_number(number) and number > 1 and _LIKE_COUNT.fullmatch(key):
                 self.unknown.append(where)
+
+
+def _times(count: tuple[int, int], factor: tuple[int, int]) -> tuple[int, int]:
+    """Multiplies a number of pods, and the number to which it may grow."""
+    return count[0] * factor[0], count[1] * factor[1]
 
 
 def _factor(value: ReadOnlyJSON, child: str) -> tuple[int, int]:
@@ -218,11 +213,8 @@ def _is_number(value: Any) -> bool:
 
 def _has_claims(value: ReadOnlyJSON) -> bool:
     entries = value.get("resourceClaims")
-    return isinstance(entries, list) and any(_names_claim(e) for e in entries)
-
-
-def _names_claim(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and bool(entry.keys() & {"resourceClaimName", "resourceClaimTemplateName"})
+    named = {"resourceClaimName", "resourceClaimTemplateName"}
+    return isinstance(entries, list) and any(isinstance(e, Mapping) and e.keys() & named for e in entries)
 
 
 def _asks_for_resources(value: ReadOnlyJSON) -> bool:

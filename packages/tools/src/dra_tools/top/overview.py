@@ -14,7 +14,7 @@ from dra_kubeletplugin.resourceapi import node_selectors
 from ..doubled_resources import doubled_resources
 from ..snapshot import Snapshot
 from ..unevaluated.objects import SliceParts, all_not_evaluated
-from ..usage.nodes import unschedulable
+from ..usage.availability import unschedulable
 from ..usage.rows import (
     TAKEN,
     CounterRow,

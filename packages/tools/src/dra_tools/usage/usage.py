@@ -14,8 +14,7 @@ from dra_kubeletplugin.errors import clip, describe
 from dra_kubeletplugin.resourceapi.allocation import results_of
 from dra_kubeletplugin.resourceapi.quantity import Quantity
 
-from .availability import NOTHING, PoolUsage, consumed
-from .nodes import NodeStates
+from .availability import NOTHING, NodeStates, PoolUsage, consumed
 from .published import DeviceKey, PublishedSlice, SliceDevice, read_slice, short_name
 from .rows import CounterRow, DeviceRow, DeviceUse, HealthRow, Holder, Meter
 
