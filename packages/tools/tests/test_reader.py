@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
 from bench import fleet_cluster
-from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.kube import KubeClient, paging
-from dra_kubeletplugin.kube.resource import CLASSES, TAINT_RULES
+from dra_kubeletplugin.kube.resource import CLASSES
 from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE
 from dra_tools import Snapshot, explain, overview, take, waiting
 from dra_tools.explanation.explain import objects_of
@@ -109,29 +107,3 @@ async def test_the_reader_reads_all_attributes_if_a_selector_may_read_any(client
     await client.create(CLASSES, {"metadata": {"name": "any"}, "spec": {"selectors": any_attribute}})
     found = await take(client, find_selectors=objects_with_selectors)
     assert len(found.slices[0]["spec"]["devices"][0]["attributes"]) == 10
-
-
-RULE = {"spec": {"deviceSelector": {"pool": "node-0001"}, "taint": {"key": "dc/repair", "effect": "NoSchedule"}}}
-
-
-@pytest.mark.parametrize(("release", "version"), [("1.37", "v1"), ("1.36", "v1beta2")])
-async def test_the_reader_reads_device_taint_rules_in_the_version_of_the_server(release: str, version: str) -> None:
-    server = ApiServer(features=Features.of(release, runtime_config={f"resource.k8s.io/{version}": True}))
-    for resource, obj in OBJECTS:
-        server.storage.put(resource, obj)
-    await server.start()
-    async with KubeClient(server.config) as client:
-        rules = replace(TAINT_RULES, version=version)
-        head = {"apiVersion": rules.api_version, "kind": "DeviceTaintRule", "metadata": {"name": "repair"}}
-        await client.create(rules, {**head, **RULE})
-        found = await take(client)
-    await server.close()
-    assert not found.gaps
-    tainted = {d.pool for d in overview(found).devices if d.why == "taint dc/repair:NoSchedule"}
-    assert tainted == {"node-0001"}
-
-
-async def test_device_taint_rules_that_the_server_does_not_serve_are_no_gap(client: KubeClient) -> None:
-    """A list request for the rules would return 403 to a user without permission, so the reader must not send one."""
-    found = await take(client)
-    assert (found.rules, found.gaps) == ((), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.credentials import Credentials
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES, TAINT_RULES, TEMPLATES
 from dra_tools import ExplanationState, explain, overview, take
 from dra_tools.doctor import Level, cluster, published
@@ -22,6 +23,7 @@ from dra_tools.watcher import ClusterWatcher
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
 from tests.helpers.waiting import wait_until
 
+RBAC = "rbac.authorization.k8s.io"
 SPEC = {"deviceSelector": {"device": "d0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
 NODE = {
     "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}},
@@ -104,19 +106,19 @@ async def test_the_doctor_names_the_rule_of_a_taint() -> None:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_the_doctor_checks_the_permission_for_rules_if_the_server_serves_them(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running_server(version) as client:
-        call = client.call
-
-        async def refuse_rules(method: str, path: str, body: Any = None, **kwargs: Any) -> JSON:
-            if path.endswith("/selfsubjectaccessreviews"):
-                return {"status": {"allowed": body["spec"]["resourceAttributes"]["resource"] != TAINT_RULES.plural}}
-            response: JSON = await call(method, path, body, **kwargs)
-            return response
-
-        monkeypatch.setattr(client, "call", refuse_rules)
-        (found,) = [f async for f in cluster.look(client, cluster.READER) if f.topic == "permissions"]
-        assert found.level is (Level.FAILURE if version else Level.OK)
-        assert ("devicetaintrules" in found.text) == bool(version)
+async def test_the_doctor_checks_the_permission_for_rules_if_the_server_serves_them(version: str) -> None:
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    rules = [{"apiGroups": [p.group], "resources": [p.resource], "verbs": [p.verb]} for p in cluster.READER]
+    allowed = [r for r in rules if r["resources"] != [TAINT_RULES.plural]]
+    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": "default"}
+    binding = {"roleRef": {"kind": "ClusterRole", "name": "reader"}, "subjects": [subject]}
+    async with running_server(version) as admin:
+        await admin.call("POST", accounts, {"metadata": {"name": "reader"}})
+        for plural, content in (("clusterroles", {"rules": allowed}), ("clusterrolebindings", binding)):
+            await admin.create(Resource(RBAC, "v1", plural), {"metadata": {"name": "reader"}, **content})
+        token = (await admin.call("POST", f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
+        config = replace(admin.config, credentials=Credentials(f"Bearer {token}"))
+        async with KubeClient(config) as reader:
+            (found,) = [f async for f in cluster.look(reader, cluster.READER) if f.topic == "permissions"]
+    assert found.level is (Level.FAILURE if version else Level.OK)
+    assert ("devicetaintrules" in found.text) == bool(version)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from bench import fleet_cluster
-from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.resource import NODES, PODS, TAINT_RULES
+from dra_kubeletplugin.kube.resource import NODES, PODS
 from dra_tools import Snapshot, overview
 from dra_tools.watcher import ClusterWatcher
 from tests.helpers.waiting import wait_until
@@ -65,23 +64,6 @@ async def test_the_overview_equals_that_of_complete_objects(client: KubeClient) 
     complete = Snapshot.of([obj for _, obj in OBJECTS], live=True)
     async with running_watcher(client) as watcher:
         assert overview(watcher.snapshot()) == overview(complete)
-
-
-async def test_a_rule_taints_devices_until_it_is_deleted() -> None:
-    server = ApiServer(features=Features.of("1.37"))
-    for resource, obj in OBJECTS:
-        server.storage.put(resource, obj)
-    await server.start()
-    taint = {"key": "dc/repair", "effect": "NoExecute"}
-    rule = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "repair"}}
-    async with KubeClient(server.config) as client, running_watcher(client) as watcher:
-        before = overview(watcher.snapshot())
-        assert before.count.free
-        await client.create(TAINT_RULES, {**rule, "spec": {"deviceSelector": {}, "taint": taint}})
-        await wait_until(lambda: not overview(watcher.snapshot()).count.free, "the rule")
-        await client.delete(TAINT_RULES, "repair")
-        await wait_until(lambda: overview(watcher.snapshot()) == before, "the end of the rule")
-    await server.close()
 
 
 async def test_the_snapshot_has_devices_and_waiting_pods_before_running_pods_are_listed(

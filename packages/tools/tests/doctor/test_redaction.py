@@ -33,6 +33,11 @@ PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET
         {"annotations": {"kapp.k14s.io/original": json.dumps({"auths": {"r.io": {"auth": SECRET}}})}},
         {"annotations": {"x": json.dumps({"credentials": {"user": "u", "value": SECRET}})}},
         {"message": json.dumps({"inner": json.dumps({"secret": SECRET})})},
+        {"spec": [{"env": [{"name": "X", "value": SECRET}]}]},
+        {"spec": [{"env": [f"X={SECRET}"]}]},
+        {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": SECRET}}},
+        {"metadata": {"managedFields": [SECRET]}},
+        *({"spec": [{name: SECRET}]} for name in ("password", "apiKey", "MY_SECRET", "private_key", "Authorization")),
     ],
 )
 def test_redaction_removes_each_secret_of_an_object(obj: Any) -> None:
@@ -63,10 +68,17 @@ def test_redaction_removes_each_secret_of_an_object(obj: Any) -> None:
         f"exec x --token {SECRET} -v",
         f"curl -u admin:{SECRET} https://example.com",
         f"pwd={SECRET}",
+        f"https://user:{SECRET}@host/x",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----\nend",
+        f"with Authorization: Bearer eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlcm5l.{SECRET}",
     ],
 )
 def test_redaction_removes_each_secret_of_a_text(line: str) -> None:
-    assert SECRET not in redact_text(line)
+    redacted = redact_text(line)
+    assert SECRET not in redacted and "eyJ" not in redacted
+    assert line.startswith("with ") <= redacted.startswith("with ") and line.endswith("\nend") <= redacted.endswith(
+        "\nend"
+    )
 
 
 def test_redaction_keeps_text_and_objects_without_secrets() -> None:

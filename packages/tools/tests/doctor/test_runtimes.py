@@ -12,6 +12,7 @@ from dra_tools.doctor.processes import running
 CDI = Path("/var/run/cdi")
 OFF = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = false\n'
 ON = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n'
+CRI, OTHER_FOLDER = '"io.containerd.cri.v1.runtime"', 'cdi_spec_dirs = ["/opt/cdi"]'
 V1, V2 = (
     b"\x7fELF path github.com/containerd/containerd/cmd/containerd",
     b"\x7fELF path github.com/containerd/containerd/v2/cmd/containerd",
@@ -55,7 +56,8 @@ def test_the_file_of_the_command_line_is_read(
     [
         (V2, "version = 2\n", Level.OK), (V1, "version = 2\n", Level.FAILURE), (b"", "version = 2\n", Level.UNKNOWN),
         (V2, OFF, Level.FAILURE), (V1, ON, Level.OK), (b"", "version = 3\n", Level.OK), (V2, None, Level.OK), (V1, None, Level.FAILURE),
-        (b"", None, Level.UNKNOWN), (V2, "version = 4\n", Level.OK), (V2, "", Level.OK),
+        (b"", None, Level.UNKNOWN), (V2, "version = 4\n", Level.OK), (V2, "", Level.OK), (b"", "version = 9\n", Level.UNKNOWN),
+        (b"", 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false', Level.FAILURE),
     ],
 )  # fmt: skip
 def test_the_default_follows_the_version_of_the_binary(
@@ -102,3 +104,20 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path) -> None:
     start(tmp_path)
     (found,) = look(tmp_path)
     assert found.level is Level.FAILURE and "/etc/containerd/config.toml is not valid TOML" in found.text
+
+
+@pytest.mark.parametrize(
+    ("path", "config", "level"),
+    [
+        ("/etc/containerd/config.toml", ON, Level.OK),
+        ("/etc/containerd/config.toml", f"version = 3\n[plugins.{CRI}]\n{OTHER_FOLDER}", Level.WARNING),
+        ("/etc/crio/crio.conf.d/10.conf", '[crio.runtime]\ncdi_spec_dirs = ["/run/cdi"]', Level.OK),
+        ("/etc/crio/crio.conf.d/10.conf", f"[crio.runtime]\n{OTHER_FOLDER}", Level.WARNING),
+    ],
+)
+def test_without_a_process_the_file_tells_where_the_runtime_reads_specs(
+    tmp_path: Path, path: str, config: str, level: Level
+) -> None:
+    write(tmp_path, path, config)
+    (found,) = look(tmp_path)
+    assert (found.level, "drivers write to /var/run/cdi" in found.text) == (level, level is Level.WARNING), found

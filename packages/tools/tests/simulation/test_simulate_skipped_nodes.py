@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 
-from dra_devkit.scheduling.framework.cycle import Cycle
-from dra_devkit.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.base.json_types import JSON
-from dra_tools import Snapshot, simulate
+from dra_tools import Simulation, Snapshot, simulate
 from packages.tools.tests.objects import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 
 _SHARED = dra(
@@ -55,20 +53,24 @@ def _workload(r: Random, name: str) -> JSON:
     if r.random() < 0.2:
         container["ports"] = [{"hostPort": 80, "containerPort": 80}]
     template = {"metadata": {"labels": {"app": name}}, "spec": spec}
-    replicas = {"replicas": r.randint(2, 8), "template": template}
+    replicas = {"replicas": r.randint(4, 14), "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": replicas}
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_simulation_equals_one_that_skips_no_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_of_one_workload_are_placed_like_pods_of_a_workload_each(seed: int) -> None:
     r = Random(seed)
-    snapshot = Snapshot.of(_cluster(r))
-    manifests = [dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]}), *(_workload(r, name) for name in "ab")]
-    simulation = simulate(snapshot, manifests, fill=True)
-    feasible = Cycle.feasible
+    snapshot, template = Snapshot.of(_cluster(r)), dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
+    manifests = [_workload(r, name) for name in "ab"]
+    single = [
+        {**m, "metadata": {"name": f"{m['metadata']['name']}{i}"}, "spec": {**m["spec"], "replicas": 1}}
+        for m in manifests
+        for i in range(m["spec"]["replicas"])
+    ]
+    together, alone = (simulate(snapshot, [template, *wanted]) for wanted in (manifests, single))
+    assert _placed(together) == _placed(alone)
+    assert together.free == alone.free
 
-    def all_feasible(self: Cycle, enough: int | None = None, *, without: Collection[str] = ()) -> list[NodeInfo]:
-        return feasible(self, enough)
 
-    monkeypatch.setattr(Cycle, "feasible", all_feasible)
-    assert simulate(snapshot, manifests, fill=True) == simulation
+def _placed(found: Simulation) -> list[tuple[str, tuple[str, ...]]]:
+    return [(p.node, p.devices) for fit in found.workloads for p in fit.placed]
