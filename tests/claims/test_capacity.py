@@ -95,8 +95,8 @@ def test_a_shortage_has_the_devices_amounts_and_holders(
     devices, requested_amount, limit, held_amount, holders, unknown = expected
     assert (found.devices, found.holders, found.unknown) == (devices, frozenset(holders), frozenset(unknown))
     rest = f", of which {held_amount} are held" if holders else ""
-    assert str(found).startswith(f"{requested_amount} of ")
-    assert str(found).endswith(f"pool p are requested and {limit} exist{rest}")
+    assert found.text.startswith(f"{requested_amount} of ")
+    assert found.text.endswith(f"pool p are requested and {limit} exist{rest}")
 
 
 @pytest.mark.parametrize(

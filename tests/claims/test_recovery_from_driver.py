@@ -14,7 +14,7 @@ import pytest
 from dra_kubeletplugin import Driver, PreparedClaim, PreparedDevice, RecoveredClaim, SharedStep
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.claims.store.records import RECOVER
+from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
@@ -129,7 +129,7 @@ async def test_devices_in_hardware_are_held_and_claims_that_ended_are_rolled_bac
     )
     assert len(recovered.report) == 2
     assert await store.do(lambda records: records.get_meta(ENDED)) == {}
-    assert await store.damaged() == []
+    assert await store.do(Records.damaged) == []
     assert not await store.recovering()
 
 

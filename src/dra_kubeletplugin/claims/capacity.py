@@ -86,9 +86,6 @@ class Shortage(msgspec.Struct, frozen=True):
     holders: frozenset[str]
     unknown: frozenset[str]
 
-    def __str__(self) -> str:
-        return self.text
-
 
 class Takes(msgspec.Struct, Generic[T], frozen=True):
     """Amounts of one hold: by counter set and counter, and by capacity name. The record has texts; sums need billionths."""

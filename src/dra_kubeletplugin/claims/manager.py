@@ -28,7 +28,8 @@ from .rollback import PluginContext, Rollback
 from .rollback_retries import retry_note
 from .running_pods import ClaimPods
 from .store.folder import ClaimFolder
-from .store.store import RecordStore
+from .store.records import Records
+from .store.store import Mode, RecordStore
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ class ClaimManager:
         """Updates the metrics of claims."""
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(self.waits.probe):
-                self.metrics.set("prepared_claims", await self.store.prepared())
+                self.metrics.set("prepared_claims", await self.store.do(Records.count_prepared, Mode.READ))
         self.metrics.set("records_healthy", int(not self.store.fault))
 
 

@@ -15,7 +15,7 @@ from ..driver.data import plain_json
 from ..errors import DraError, DriverError, describe, printable
 from .record import Record, State, allocated_json
 from .store.records import RECOVER, HeldByError, Records
-from .store.store import RecordStore
+from .store.store import Mode, RecordStore
 from .transitions import ENDED
 from .undo_steps import shared_entry, undo_entry
 
@@ -50,7 +50,7 @@ class Recovery:
             if not await self.store.recovering():
                 self.fault = ""
                 return True
-            if not overrides(self.driver, "recover") and (lost := await self.store.damaged()):
+            if not overrides(self.driver, "recover") and (lost := await self.store.do(Records.damaged, Mode.READ)):
                 self._fail(
                     f"the files of {counted(len(lost), 'claim')} were damaged, and the driver has no recover(): no claim is prepared for "
                     f"the first time; when the pods of these claims are gone, run `dra claims forget UID`: {', '.join(lost[:3])}"

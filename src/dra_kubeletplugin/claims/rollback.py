@@ -217,7 +217,7 @@ class Rollback:
             )
             try:
                 async with asyncio.timeout(self.holder_timeout):
-                    await self._roll_back(
+                    await self._settle(
                         holder.uid, lambda records: self.transitions.free(records, holder.uid), work=Work.FREE
                     )
             except TimeoutError:
@@ -240,66 +240,57 @@ class Rollback:
 
     async def tidy(self, uid: str) -> bool:
         """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether it rolled the claim back."""
-        return await self._roll_back(uid, lambda records: self.transitions.tidy(records, uid))
+        return await self._settle(uid, lambda records: self.transitions.tidy(records, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
         """Unprepares a claim that the API server no longer has, if its record has not changed since ``seen`` was read.
 
         ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """
-        return await self._roll_back(seen.uid, lambda records: self.transitions.reclaim(records, seen), is_over)
+        return await self._settle(seen.uid, lambda records: self.transitions.reclaim(records, seen), is_over)
 
-    async def _roll_back(
+    async def repair_files(self, uid: str) -> bool:
+        """Restores a prepared claim's files if they are missing or changed. Returns whether it wrote them."""
+        return await self._settle(uid, lambda records: self._restore(records, uid))
+
+    async def restore_files(self, uid: str) -> None:
+        """Does the same as :meth:`repair_files`, within the claim's own task."""
+        await self.decide(lambda records: self._restore(records, uid))
+
+    async def remove_orphan(self, uid: str) -> bool:
+        """Removes the files of a claim without a record. Returns whether it did."""
+        return await self._settle(uid, lambda records: NothingToDo(cleared=self.clear(records, uid)))
+
+    def _restore(self, records: Records, uid: str) -> Decision:
+        """Decides for the files of a prepared claim. A claim that another instance has rolled back meanwhile stays without files."""
+        row = records.read(uid)
+        if isinstance(row, Record) and self.transitions.is_prepared(row):
+            return AlreadyPrepared(row)
+        self.clear(records, uid)
+        return NothingToDo()
+
+    async def _settle(
         self,
         uid: str,
         operation: Operation[Decision],
         is_over: Callable[[], Awaitable[bool]] | None = None,
         work: Work = Work.TIDY,
     ) -> bool:
-        async def roll_back() -> bool:
-            if is_over and not await is_over():
-                return False
-            decision = await self.decide(operation)
-            if isinstance(decision, RollBack):
-                set_log_fields(functools.partial(claim_fields, decision.record))
-                await self.undo(decision)
-            return isinstance(decision, RollBack)
-
-        return await self._in_task(uid, roll_back, work)
-
-    async def repair_files(self, uid: str) -> bool:
-        """Restores a prepared claim's files if they are missing or changed. Returns whether it wrote them."""
-        return await self._in_task(uid, lambda: self.restore_files(uid))
-
-    async def restore_files(self, uid: str) -> bool:
-        """Restores the files, as :meth:`repair_files` does, within the claim's own task.
-
-        A claim that another instance has rolled back meanwhile stays without files.
-        """
-
-        def restore(records: Records) -> Decision:
-            row = records.read(uid)
-            if isinstance(row, Record) and self.transitions.is_prepared(row):
-                return AlreadyPrepared(row)
-            self.clear(records, uid)
-            return NothingToDo()
-
-        decision = await self.decide(restore)
-        return isinstance(decision, AlreadyPrepared) and decision.restored
-
-    async def remove_orphan(self, uid: str) -> bool:
-        """Removes the files of a claim without a record. Returns whether it did."""
-        return await self._in_task(uid, lambda: self.store.do(lambda records: self.clear(records, uid)))
-
-    async def _in_task(self, uid: str, do: Callable[[], Awaitable[bool]], work: Work = Work.TIDY) -> bool:
+        """Decides in the claim's task, and rolls the claim back if that is the decision. Returns whether the claim or its files changed."""
         if self.tasks.ending:
             raise StoppingError("the plugin is shutting down: its next start continues")
 
         async def run() -> bool:
-            result = await do()
+            decision = await self.decide(operation) if is_over is None or await is_over() else NothingToDo()
+            if isinstance(decision, RollBack):
+                set_log_fields(functools.partial(claim_fields, decision.record))
+                await self.undo(decision)
             # Called within the claim's task: a call after the task would cancel a retry that later work on the claim has scheduled.
             self.retries.done(uid)
-            return result
+            match decision:
+                case RollBack() | AlreadyPrepared(restored=True) | NothingToDo(cleared=True):
+                    return True
+            return False
 
         try:
             return bool(await asyncio.shield(self.tasks.start(uid, work, run)))

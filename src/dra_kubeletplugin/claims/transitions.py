@@ -55,11 +55,10 @@ class OverdrawnByError(OverdrawnError):
     """Counters or capacity do not suffice; ``holders`` are the records of the claims that take them."""
 
     def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
-        self.shortage = shortage
         self.holders = holders
         shown = [f"{h.shown}{' (amount unknown)' if h.uid in shortage.unknown else ''}" for h in holders]
         by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: this amount is free when their pods have stopped"
-        super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
+        super().__init__(f"device {', '.join(shortage.devices)}: {shortage.text}{by if holders else ''}")
 
 
 class _OfRecord(msgspec.Struct, frozen=True):
@@ -98,7 +97,12 @@ class StaleHolders(msgspec.Struct, frozen=True):
 
 
 class NothingToDo(msgspec.Struct, frozen=True):
-    """This process has nothing to do for the claim: no record, another owner, or a record that changed meanwhile."""
+    """This process has nothing to do for the claim: no record, another owner, or a record that changed meanwhile.
+
+    ``cleared`` is True if files of a claim without a record were removed.
+    """
+
+    cleared: bool = False
 
 
 Decision = Prepare | AlreadyPrepared | RollBack | InProgress | StaleHolders | NothingToDo

@@ -339,17 +339,17 @@ async def test_a_damaged_file_is_written_again_from_its_copy_or_stays(
             await first.check_files()
     if copy == "no copy":
         assert states(store.path) == {"a": "Unreadable", "b": "Prepared"}
-        assert await store.damaged() == ["a"]
+        assert await store.do(Records.damaged) == ["a"]
         assert any("a.json is damaged and has no copy" in line for line in store.folder.report)
         assert b"dra_records_damaged_total 1.0" in store.folder.metrics.text()
         async with instance(tmp_path) as later:
-            assert await later.damaged() == ["a"]
+            assert await later.do(Records.damaged) == ["a"]
         forget(store.path, 1, "a")
-        assert await store.damaged() == []
+        assert await store.do(Records.damaged) == []
         await check_held(store, "d-1")
     else:
         assert states(store.path) == {"a": "Prepared", "b": "Prepared"}
-        assert await store.damaged() == []
+        assert await store.do(Records.damaged) == []
         await check_held(store, "d-0", "d-1")
         assert any("it is written again" in line for line in store.folder.report + first.folder.report)
     assert await store.recovering() is (copy in ("no copy", "memory of another instance"))
@@ -390,10 +390,10 @@ async def test_a_file_that_is_put_back_ends_its_claim_s_damage(tmp_path: Path) -
     content = (store.path / "a.json").read_bytes()
     (store.path / "a.json").write_bytes(b"")
     async with instance(tmp_path) as store:
-        assert await store.damaged() == ["a"]
+        assert await store.do(Records.damaged) == ["a"]
         (store.path / "a.json").write_bytes(content)
         await store.check_files()
-        assert await store.damaged() == []
+        assert await store.do(Records.damaged) == []
         await check_held(store, "d-0")
 
 

@@ -142,17 +142,9 @@ class RecordStore:
         """Returns each device that some claim has, see :meth:`.Inventory.update`."""
         return await self.do(Records.held_devices, Mode.READ)
 
-    async def prepared(self) -> int:
-        """Returns the number of prepared claims."""
-        return await self.do(Records.count_prepared, Mode.READ)
-
     async def recovering(self) -> bool:
         """Whether the driver's ``recover()`` is still due, because records were lost or damaged."""
         return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
-
-    async def damaged(self) -> list[str]:
-        """Returns the UIDs of claims whose file is damaged, so that their devices are not known."""
-        return await self.do(Records.damaged, Mode.READ)
 
     async def probe(self) -> None:
         """Tests the disk: writes and syncs as many bytes as a large record has. Clears ``fault`` if that succeeds.
