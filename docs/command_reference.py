@@ -55,7 +55,8 @@ names it: `dra: dra explain is in dra-tools: pip install dra-tools`.
 `dra completion zsh` and `dra completion fish`. After a driver, as in
 `dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
 own imports. Names of pods, claims, nodes and namespaces come from the cluster of the command line, of `KUBECONFIG` or of
-`~/.kube/config`. If the cluster does not respond within 0.15 s (`DRA_COMPLETION_TIMEOUT`), there are none.
+`~/.kube/config`. After `dra dev VERB`, names of pods, nodes, devices and drivers come from the running `dra dev`.
+If the cluster does not respond within 0.15 s (`DRA_COMPLETION_TIMEOUT`), there are none.
 No other completion runs Python.
 
 A command writes only its result to standard output. Messages, and on a terminal the progress of long work, go to standard error.

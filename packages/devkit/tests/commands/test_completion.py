@@ -16,7 +16,8 @@ import pytest
 from dra_devkit.commands.completion import SHELLS, script
 from dra_devkit.commands.dev_args import VERBS
 from dra_devkit.commands.live_names import TIMEOUT
-from dra_kubeletplugin.cli import COMMANDS, commands
+from dra_kubeletplugin.cli import command_parser, commands
+from dra_kubeletplugin.cli.shell.parsing import COMMANDS
 from tests.helpers.dev_process import run_dev
 
 UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
@@ -111,6 +112,12 @@ def require_shell(shell: str) -> None:
         ("dra cont", "dra controller"),
         ("dra dev restart-k", "dra dev restart-kubelet"),
         ("dra dev set-health gpu-0 unk", "dra dev set-health gpu-0 unknown"),
+        ("dra dev set-health --eff", "dra dev set-health --effect"),
+        ("dra dev write-sysfs a b --no", "dra dev write-sysfs a b --node"),
+        ("dra dev set-health gpu-0 healthy --effect NoS", "dra dev set-health gpu-0 healthy --effect NoSchedule"),
+        ("dra dev drop-fields taints perD", "dra dev drop-fields taints perDeviceNodeSelection"),
+        ("dra dev serve-versions v1beta1 v1beta2 v1al", "dra dev serve-versions v1beta1 v1beta2 v1alpha3"),
+        ("dra dev plug-function mani", "dra dev plug-function manifest.yaml"),
         ("dra run --cdi-r", "dra run --cdi-root"),
         ("dra claims -o js", "dra claims -o json"),
         ("dra simulate -o ya", "dra simulate -o yaml"),
@@ -119,7 +126,6 @@ def require_shell(shell: str) -> None:
         ("dra explain --file mani", "dra explain --file manifest.yaml"),
         (f"dra claims forget {UID[:3]}", f"dra claims forget {UID}"),
     ],
-    ids=["command", "verb", "choice", "option", "form", "yaml", "driver", "driver-of-dev", "file", "uid"],
 )
 def test_tab_completes_commands_options_and_values(tmp_path: Path, shell: str, line: str, expected: str) -> None:
     require_shell(shell)
@@ -135,6 +141,20 @@ def test_tab_completes_commands_options_and_values(tmp_path: Path, shell: str, l
 def test_each_method_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
     require_shell(shell)
     assert completed(tmp_path, shell, "dra expl", way) == "dra explain"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_every_option_of_every_verb_of_dev_is_completed(tmp_path: Path, shell: str) -> None:
+    require_shell(shell)
+    for verb in VERBS:
+        flags = [
+            f for action in command_parser(f"dev {verb}").arguments for f in action.option_strings if f[:2] == "--"
+        ]
+        assert "--state-dir" in flags
+        for flag in flags:
+            line = f"dra dev {verb} {flag[:-1]}"
+            assert completed(tmp_path, shell, line) == f"dra dev {verb} {flag}"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -231,6 +251,11 @@ apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: one-gpu}
 spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.example.com}}]}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: spare}
+spec: {driver: gpu.example.com, allNodes: true, pool: {name: spare, generation: 1, resourceSliceCount: 1}, devices: [{name: gpu-spare}]}
 """
 
 
@@ -246,16 +271,28 @@ def test_objects_of_the_cluster_are_completed(tmp_path: Path) -> None:
                 "dra explain -n team-a pod/": "dra explain -n team-a pod/serve-0",
                 "dra explain -n te": "dra explain -n team-a",
                 "dra top --node no": "dra top --node node-1",
+                "dra dev exit-container tra": "dra dev exit-container train-0",
+                "dra dev exit-container -n te": "dra dev exit-container -n team-a",
+                "dra dev restart-kubelet --node no": "dra dev restart-kubelet --node node-1",
+                "dra dev set-health gpu-s": "dra dev set-health gpu-spare",
+                "dra dev set-health --driver gp": "dra dev set-health --driver gpu.example.com",
             }.items():
                 assert completed(tmp_path / shell, shell, line, **env) == expected, shell
         del env["KUBECONFIG"]
         line = f"dra explain --kubeconfig {dev.kubeconfig} "
         assert names(line, **env) == ["pod/train-0", "claim/one-gpu"]
+        other = f"dra dev set-health --state-dir {dev.state} "
+        assert completion("devices", other, **env) == ["gpu-spare"]
+        assert completion("devices", f"{other}--node node-1 ", **env) == []
 
 
 def names(line: str, **env: str) -> list[str]:
+    return completion("objects", line, **env)
+
+
+def completion(kind: str, line: str, **env: str) -> list[str]:
     """Returns the names for the last word of a line. The command must print nothing else."""
-    argv = [sys.executable, "-m", "dra_kubeletplugin", "completion", "objects", "--line", line]
+    argv = [sys.executable, "-m", "dra_kubeletplugin", "completion", kind, "--line", line]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
     assert done.stderr == ""
     return done.stdout.split()

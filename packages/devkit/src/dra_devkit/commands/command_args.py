@@ -10,6 +10,8 @@ from dra_kubeletplugin.cli.shell.output import add_output
 from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 
 KINDS = ("pci", "chardev", "sdk")
+LIVE_NAMES = ("objects", "pods", "nodes", "namespaces", "devices", "drivers")
+"""What ``dra completion`` can print for its scripts."""
 HOST = "described host to use instead of this machine: a YAML file, or the name of a description in the package"
 
 
@@ -191,8 +193,8 @@ def add_completion(completion: Parser) -> None:
         'Prints a completion script: `eval "$(dra completion bash)"`, '
         "or save it in the shell's folder for completions."
     )
-    text = "shell that runs the script; for the script itself: objects, nodes or namespaces prints names of the cluster"
-    choices = ("bash", "zsh", "fish", "objects", "nodes", "namespaces")
+    text = f"shell that runs the script; for the script itself: {', '.join(LIVE_NAMES)} print names of the cluster"
+    choices = ("bash", "zsh", "fish", *LIVE_NAMES)
     completion.add_argument("shell", metavar="SHELL", choices=choices, help=text)
-    text = "with objects, nodes and namespaces: the command line up to the cursor"
+    text = "with names of the cluster: the command line up to the cursor"
     completion.add_argument("--line", metavar="TEXT", default="", help=text)

@@ -1,12 +1,13 @@
 """``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, objects, a driver's options.
 
 Completion runs no Python, except for a driver's options and for objects of a cluster: after a driver on the command line, it runs
-``dra COMMAND DRIVER --help``; for names of pods, claims, nodes and namespaces, ``dra completion KIND``.
+``dra COMMAND DRIVER --help``; for names of objects, nodes and drivers, ``dra completion KIND``.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import shtab
@@ -15,6 +16,10 @@ from dra_kubeletplugin.cli import command_parser, load_packages, verbs
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.parsing import COMMANDS, Parser
+
+from ..kubernetes_releases import API_VERSIONS
+from ..localcluster.apiserver.faults import GATED
+from .dev_args import OF_DRIVER, OF_NODE
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG", "VALUES"})
@@ -43,8 +48,14 @@ _LIVE = {
     ("dra simulate", "node"): "nodes",
     ("dra simulate", "namespace"): "namespaces",
     ("dra top", "namespace"): "namespaces",
+    ("dra dev set-health", "device"): "devices",
+    ("dra dev exit-container", "pod"): "pods",
+    ("dra dev exit-container", "namespace"): "namespaces",
+    **{(f"dra dev {verb}", "node"): "nodes" for verb in OF_NODE},
+    **{(f"dra dev {verb}", "driver"): "drivers" for verb in OF_DRIVER},
 }
 """The kind of objects that complete an argument, by command and argument."""
+_WORDS = {("dra dev drop-fields", "fields"): GATED, ("dra dev serve-versions", "versions"): API_VERSIONS}
 # The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
 # below expand `~`, because the shell passes it as it was typed.
 _PRINT_FLAGS = (
@@ -86,6 +97,8 @@ complete -c dra -a '(_dra_own)'
 _REPLACEMENTS = {
     "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
     "zsh": [
+        ('"(*)::', '"*:'),  # all words of an argument, not only the first
+        ('"(*):', '"*:'),
         ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
         # Makes `source <(dra completion zsh)` register the completion, as eval does: only a call by zsh as `_dra` completes words.
         ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
@@ -164,6 +177,25 @@ def _set_completers(parser: Parser) -> None:
             action.complete = _UIDS  # type: ignore[attr-defined]
         elif kind := _LIVE.get((parser.prog, action.dest)):
             action.complete = _live(kind)  # type: ignore[attr-defined]
+        elif words := _WORDS.get((parser.prog, action.dest)):
+            action.complete = _words(action.dest, words)  # type: ignore[attr-defined]
+        elif not action.option_strings and not action.choices:
+            action.complete = _words("nothing", ())  # type: ignore[attr-defined]
+
+
+def _words(name: str, words: Iterable[str]) -> dict[str, Any]:
+    """Returns the completer of known words. Without words, zsh completes the options here: with an empty action it does not."""
+    name, listed = f"_dra_{name}", " ".join(sorted(words))
+    return {
+        "bash": name,
+        "zsh": name,
+        "fish": f"({name})",
+        "preamble": {
+            "bash": f'{name}() {{ compgen -W "{listed}" -- "$1"; }}',
+            "zsh": f"{name}() {{ compadd -- {listed} }}",
+            "fish": f"function {name}; string split ' ' -- '{listed}'; end",
+        },
+    }
 
 
 def _live(kind: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ VERBS = {
     "exit-container": "stop a simulated container",
     "stop": "stop the cluster",
 }
-_OF_NODE = frozenset(
+OF_NODE = frozenset(
     {
         "plug-function",
         "unplug-function",
@@ -51,7 +51,7 @@ _OF_NODE = frozenset(
         "upgrade-driver",
     }
 )
-_OF_DRIVER = frozenset({"set-health", "kill-driver", "upgrade-driver"})
+OF_DRIVER = frozenset({"set-health", "kill-driver", "upgrade-driver"})
 
 
 @command(
@@ -99,9 +99,9 @@ def add_verb(name: str, verb: Parser) -> None:
     verb.description = VERBS[name][0].upper() + VERBS[name][1:] + "."
     verb.add_argument("--state-dir", metavar="DIR", help="state folder of the running `dra dev`")
     add_output(verb)
-    if name in _OF_NODE:
+    if name in OF_NODE:
         verb.add_argument("--node", metavar="NAME", default="", help="name of the node; needed if there are several")
-    if name in _OF_DRIVER:
+    if name in OF_DRIVER:
         text = "name of the driver; needed if there are several"
         verb.add_argument("--driver", metavar="NAME", default="", help=text)
     match name:

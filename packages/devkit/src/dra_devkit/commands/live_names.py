@@ -1,4 +1,6 @@
-"""``dra completion objects|nodes|namespaces``: prints names of objects in the cluster, for the scripts of ``dra completion SHELL``.
+"""``dra completion KIND``: prints names of objects in the cluster, for the scripts of ``dra completion SHELL``.
+
+The cluster of a verb of ``dra dev`` is the running ``dra dev`` that the verb would change.
 
 A tab must not wait for a slow cluster, and must print nothing but names: a failure is silent.
 """
@@ -17,7 +19,6 @@ from pathlib import Path
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource, load_config
 from dra_kubeletplugin.kube.resource import NAMESPACES, NODES, PODS
 
-KINDS = ("objects", "nodes", "namespaces")
 TIMEOUT = "DRA_COMPLETION_TIMEOUT"
 """The environment variable with the maximum number of seconds."""
 _TIMEOUT = 0.15  # the start of the command takes as long, and a tab at most 0.3 s
@@ -30,7 +31,7 @@ def print_names(kind: str, line: str) -> None:
     """Prints the names that can complete the last word of the line, one in each line.
 
     Args:
-        kind: one of :data:`KINDS`; ``objects`` are pods and claims.
+        kind: a name in ``LIVE_NAMES``; ``objects`` are pods and claims, ``devices`` and ``drivers`` those of all slices.
         line: the command line up to the cursor. Its options select the cluster and the namespace.
     """
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))  # neither a name server nor an exec plugin may delay the end
@@ -44,6 +45,10 @@ def print_names(kind: str, line: str) -> None:
 
 
 def _config(words: Sequence[str]) -> ApiConfig:
+    if words[1:2] == ["dev"]:
+        from .dev_client import state_folder  # imported here, because it takes time that other completions do not have
+
+        return load_config(str(state_folder(_value(words, "--state-dir")) / "kubeconfig"))
     kubeconfig = _value(words, "--kubeconfig") or os.environ.get("KUBECONFIG", "")
     if not kubeconfig and (usual := Path("~/.kube/config").expanduser()).is_file():
         kubeconfig = str(usual)
@@ -52,13 +57,29 @@ def _config(words: Sequence[str]) -> ApiConfig:
 
 async def _names(kind: str, words: Sequence[str], last: str, config: ApiConfig) -> list[str]:
     async with KubeClient(config) as client:
-        if kind != "objects":
+        if kind in ("nodes", "namespaces"):
             return await _list(client, NODES if kind == "nodes" else NAMESPACES)
+        if kind in ("devices", "drivers"):
+            return await _published(client, kind, _value(words, "--node"), _value(words, "--driver"))
         namespace = _value(words, "-n", "--namespace") or config.namespace or "default"
+        if kind == "pods":
+            return await _list(client, PODS, namespace)
         claims = await client.dra("resourceclaims")
         pods, claimed = await asyncio.gather(_list(client, PODS, namespace), _list(client, claims, namespace))
         bare = pods if last else []  # at an empty word, each pod is listed once
         return [*bare, *(f"pod/{name}" for name in pods), *(f"claim/{name}" for name in claimed)]
+
+
+async def _published(client: KubeClient, kind: str, node: str, driver: str) -> list[str]:
+    """Returns the names of devices, or of drivers, in the slices of a node and of a driver; an empty name selects all."""
+    slices = await client.list(await client.dra("resourceslices"), limit=_MOST)
+    specs = [s["spec"] for s in slices["items"]]
+    if kind == "devices":
+        chosen = [s for s in specs if node in ("", s.get("nodeName")) and driver in ("", s["driver"])]
+        names = {d["name"] for s in chosen for d in s.get("devices") or ()}
+    else:
+        names = {s["driver"] for s in specs}
+    return sorted(filter(_NAME.fullmatch, names))
 
 
 async def _list(client: KubeClient, resource: Resource, namespace: str = "") -> list[str]:
