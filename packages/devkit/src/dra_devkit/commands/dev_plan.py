@@ -84,12 +84,14 @@ def planned(args: argparse.Namespace) -> DevPlan:
         faults += e.faults
     if faults:
         raise SettingsError(*faults)
-    programs = [_plugin(target, driver, settings, options, own[target]) for target, driver in drivers.items()]
-    controllers = [_controller(target, driver, settings, options, own[target]) for target, driver in drivers.items()]
+
+    def programs(part: str) -> list[DriverProgram]:
+        return [_program(part, target, driver, settings, options, own[target]) for target, driver in drivers.items()]
+
     return DevPlan(
         settings,
-        programs,
-        controllers if args.controller else [],
+        programs(dev_driver.NODE),
+        programs(dev_driver.CONTROLLER) if args.controller else [],
         nodes,
         args.hosts * args.nodes if len(args.hosts) == 1 else args.hosts,
         to_apply,
@@ -217,24 +219,20 @@ def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Pat
     return Path(args.api_cert_file), Path(args.api_private_key_file)
 
 
-def _plugin(
-    target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
+def _program(
+    part: str, target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
 ) -> DriverProgram:
-    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
-    flags = _flags(Settings, options, OWN_SETTINGS | {"node_name"})
-    if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
-        flags += ["--health-interval", _HEALTH_INTERVAL]
-    health = overrides(driver, "health")
-    return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
-
-
-def _controller(
-    target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
-) -> DriverProgram:
-    argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
-    flags = _flags(ControllerSettings, options, OWN_SETTINGS | {"http_address"})
-    env = _ENV | {"HTTP_ADDRESS": ""}  # the plugin uses the address
-    return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], env, _files(driver))
+    """Returns the plugin or the controller of a driver."""
+    argv, env = [sys.executable, "-m", dev_driver.__name__, part, target], _ENV
+    if part == dev_driver.NODE:
+        argv += _flags(Settings, options, OWN_SETTINGS | {"node_name"})
+        if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
+            argv += ["--health-interval", _HEALTH_INTERVAL]
+    else:
+        argv += _flags(ControllerSettings, options, OWN_SETTINGS | {"http_address"})
+        env = env | {"HTTP_ADDRESS": ""}  # the plugin uses the address
+    health = part == dev_driver.NODE and overrides(driver, "health")
+    return DriverProgram(settings.driver_name or driver.name, [*argv, *own], env, _files(driver), health)
 
 
 _ENV = {"PYTHONUNBUFFERED": "1"}

@@ -165,7 +165,9 @@ class LocalCluster:
         await self.api.start()
         stack.push_async_callback(self.api.close)
         self.kubeconfig = self.state / "kubeconfig"
-        _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+        _write_private(
+            self.kubeconfig, kubeconfig_of("local", self.api.public_url, self._certificate[0], self.api.token)
+        )
         self._account.mkdir(exist_ok=True, mode=0o700)
         _write_private(self._account / "token", self.api.token)
         _write_private(self._account / "ca.crt", self._certificate[0].read_text())
@@ -422,15 +424,15 @@ def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
     return tls
 
 
-def _kubeconfig(url: str, certificate: Path, token: str) -> str:
-    """Returns a kubeconfig in JSON, which kubectl accepts like YAML."""
+def kubeconfig_of(name: str, url: str, certificate: Path, token: str) -> str:
+    """Returns a kubeconfig in JSON, which kubectl accepts like YAML. The cluster, the context and the user have the same name."""
     cluster = {"server": url, "certificate-authority": str(certificate.absolute())}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "current-context": "local",
-        "clusters": [{"name": "local", "cluster": cluster}],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
-        "users": [{"name": "local", "user": {"token": token}}],
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": cluster}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "users": [{"name": name, "user": {"token": token}}],
     }
     return json.dumps(config, indent=2) + "\n"

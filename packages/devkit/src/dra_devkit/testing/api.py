@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,7 +90,7 @@ class AsyncApi:
         Args:
             api_version: needed for kinds outside the core and ``resource.k8s.io``, e.g. ``apps/v1``.
         """
-        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        resource = resource_of(_type(kind, api_version))
         try:
             return await self.cluster.client.get(resource, name, namespace if resource.namespaced else "")
         except NotFoundError:
@@ -98,13 +98,13 @@ class AsyncApi:
 
     async def get_all(self, kind: str, namespace: str = "", *, api_version: str = "") -> list[JSON]:
         """Returns the objects of a kind. An empty ``namespace`` means all namespaces; ``api_version`` as in :meth:`get`."""
-        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        resource = resource_of(_type(kind, api_version))
         items: list[JSON] = (await self.cluster.client.list(resource, namespace))["items"]
         return items
 
     async def delete(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
         """Requests the deletion of an object. A missing object is not an error. ``api_version`` as in :meth:`get`."""
-        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        resource = resource_of(_type(kind, api_version))
         with contextlib.suppress(NotFoundError):
             await self.cluster.client.delete(resource, name, namespace if resource.namespaced else "")
 
@@ -113,7 +113,7 @@ class AsyncApi:
 
         ``api_version`` as in :meth:`get`.
         """
-        resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
+        resource = resource_of(_type(kind, api_version))
         namespace = namespace if resource.namespaced else ""
         with contextlib.suppress(NotFoundError):
             found = await self.cluster.client.delete(resource, name, namespace, grace=0)
@@ -343,11 +343,8 @@ class AsyncApi:
         Raises :class:`FaultError` for an unknown field.
         """
         __tracebackhide__ = True
-        faults = self._local_cluster("drop").api.injected_faults
-        try:
-            faults.drop(fields)
-        except ValueError as e:
-            raise FaultError(str(e)) from None
+        with _fault_errors():
+            self._local_cluster("drop").api.injected_faults.drop(fields)
 
     def serve(self, *versions: str) -> None:
         """Makes the server serve only these versions of ``resource.k8s.io``, as a different Kubernetes release does.
@@ -357,11 +354,8 @@ class AsyncApi:
         Raises :class:`FaultError` for an unknown version.
         """
         __tracebackhide__ = True
-        faults = self._local_cluster("serve").api.injected_faults
-        try:
-            faults.serve(versions)
-        except ValueError as e:
-            raise FaultError(str(e)) from None
+        with _fault_errors():
+            self._local_cluster("serve").api.injected_faults.serve(versions)
 
     def delay(self, seconds: float) -> None:
         """Makes the server wait ``seconds`` before each response. 0 ends this."""
@@ -386,6 +380,15 @@ class AsyncApi:
         return self.cluster
 
 
+@contextlib.contextmanager
+def _fault_errors() -> Iterator[None]:
+    __tracebackhide__ = True
+    try:
+        yield
+    except ValueError as e:
+        raise FaultError(str(e)) from None
+
+
 def _amount(fault: str, value: N) -> N:
     __tracebackhide__ = True
     if not 0 <= value < math.inf:
@@ -404,6 +407,10 @@ async def remove_all(api: AsyncApi, kind: str, api_version: str, *, kept_namespa
             name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
             if kept_namespaces is None or not namespace.startswith(kept_namespaces):
                 await api.remove(kind, name, namespace, api_version=api_version)
+
+
+def _type(kind: str, api_version: str) -> JSON:
+    return {"apiVersion": api_version or version_of(kind), "kind": kind}
 
 
 def version_of(kind: str) -> str:

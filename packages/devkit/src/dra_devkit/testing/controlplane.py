@@ -7,7 +7,6 @@ the folder (``KUBEBUILDER_ASSETS``); the help texts of etcd and kube-apiserver f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from ..localcluster.cluster import kubeconfig_of
 from .api import AsyncApi, remove_all
 from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
@@ -184,18 +184,8 @@ class ControlPlane:
             return str(e)
 
     def _write_kubeconfig(self, server: str) -> None:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "envtest",
-            "clusters": [
-                {"name": "envtest", "cluster": {"server": server, "certificate-authority": str(self._certificate)}}
-            ],
-            "contexts": [{"name": "envtest", "context": {"cluster": "envtest", "user": "admin"}}],
-            "users": [{"name": "admin", "user": {"token": self._token}}],
-        }
         self.kubeconfig.touch(mode=0o600)
-        self.kubeconfig.write_text(json.dumps(config, indent=2) + "\n")
+        self.kubeconfig.write_text(kubeconfig_of("envtest", server, self._certificate, self._token))
 
     def _stop(self) -> None:
         """Stops the API server first, and then etcd: the API server needs etcd for an orderly stop."""

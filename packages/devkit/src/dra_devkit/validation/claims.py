@@ -8,6 +8,7 @@ length of expressions is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -92,19 +93,10 @@ def _claim_spec(spec: ReadOnlyJSON, path: str, compile: Compile) -> list[FieldEr
     devices = spec.get("devices") or {}
     where = f"{path}.devices"
     known = known_requests(spec)
-
-    def request(value: ReadOnlyJSON, at: str) -> list[FieldError]:
-        return _request(value, at, compile)
-
-    def constraint(value: ReadOnlyJSON, at: str) -> list[FieldError]:
-        return _constraint(value, at, known)
-
-    def config(value: ReadOnlyJSON, at: str) -> list[FieldError]:
-        return configuration(value, at, known)
-
-    out = items(devices.get("requests"), MAX_REQUESTS, request, f"{where}.requests", lambda r: r["name"])
-    out += items(devices.get("constraints"), MAX_CONSTRAINTS, constraint, f"{where}.constraints")
-    return out + items(devices.get("config"), MAX_CONFIGS, config, f"{where}.config")
+    requests, constraints, configs = (devices.get(key) for key in ("requests", "constraints", "config"))
+    out = items(requests, MAX_REQUESTS, partial(_request, compile=compile), f"{where}.requests", lambda r: r["name"])
+    out += items(constraints, MAX_CONSTRAINTS, partial(_constraint, known=known), f"{where}.constraints")
+    return out + items(configs, MAX_CONFIGS, partial(configuration, known=known), f"{where}.config")
 
 
 def configuration(value: ReadOnlyJSON, path: str, known: frozenset[str]) -> list[FieldError]:

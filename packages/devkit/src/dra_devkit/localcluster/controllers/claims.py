@@ -28,6 +28,7 @@ from ..informer import (
     server_message,
 )
 from .base import KINDS, Controller, Key, RetryLater, key_of
+from .workloads import controller_of, controller_uids
 
 log = logging.getLogger(__name__)
 _MAX_PREFIX = 57  # characters of the prefix of a generated name, approximately
@@ -56,7 +57,7 @@ class ClaimController(Controller):
         self._unreserved: dict[str, list[JSON]] = {}
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
-        informers.index(CLAIMS, "owner", _owners_of)
+        informers.index(CLAIMS, "owner", controller_uids)
         self.watch(PODS, self._pod_changed)
         self.watch(CLAIMS, self._claim_changed)
         self.watch(TEMPLATES, self._template_changed)
@@ -333,7 +334,7 @@ class ClaimController(Controller):
         """
         if claim["metadata"].get("deletionTimestamp"):
             return False
-        owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
+        owner = controller_of(claim)
         if owner is None or owner["kind"] != "Pod" or owner["apiVersion"] != "v1":
             return False
         pod = self.informers.find(PODS, owner["name"], claim["metadata"]["namespace"])
@@ -409,8 +410,3 @@ def _templates_of(owner: JSON) -> Iterable[tuple[str, str]]:
     for entry in owner["spec"].get("resourceClaims") or []:
         if name := entry.get("resourceClaimTemplateName"):
             yield owner["metadata"]["namespace"], name
-
-
-def _owners_of(claim: JSON) -> Iterable[str]:
-    """The index ``owner``: the UID of the pod or group for which the claim was generated."""
-    return [o["uid"] for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")]

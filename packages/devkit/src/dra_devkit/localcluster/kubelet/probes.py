@@ -32,11 +32,6 @@ from .probe_targets import NoSuchPort, handler_of
 
 log = logging.getLogger(__name__)
 _PROBES = (HandlerOccasion.STARTUP, HandlerOccasion.READINESS, HandlerOccasion.LIVENESS)
-_WORDS = {
-    HandlerOccasion.STARTUP: "Startup",
-    HandlerOccasion.READINESS: "Readiness",
-    HandlerOccasion.LIVENESS: "Liveness",
-}
 # results of a probe before its first run
 _BEFORE = {HandlerOccasion.STARTUP: None, HandlerOccasion.READINESS: False, HandlerOccasion.LIVENESS: True}
 _AT_ONCE = 64  # probes that run at the same time; many, so that hanging probes rarely delay others
@@ -119,12 +114,8 @@ class Probes:
         """Returns whether a container has started and is ready."""
         if status.state is not ContainerState.RUNNING:
             return ContainerReadiness(started=False, ready=False)
-        good = {
-            o: self._passed(uid, container, status, o) for o in (HandlerOccasion.STARTUP, HandlerOccasion.READINESS)
-        }
-        return ContainerReadiness(
-            good[HandlerOccasion.STARTUP], good[HandlerOccasion.STARTUP] and good[HandlerOccasion.READINESS]
-        )
+        started = self._passed(uid, container, status, HandlerOccasion.STARTUP)
+        return ContainerReadiness(started, started and self._passed(uid, container, status, HandlerOccasion.READINESS))
 
     def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> HandlerOccasion | None:
         """Returns the failed probe because of which a running container must be stopped; None if there is none."""
@@ -156,18 +147,11 @@ class Probes:
         status = self._runtime.statuses(key.uid).get(key.container)
         container = next((c for c, _ in roles(pod) if c["name"] == key.container), None) if pod else None
         probe = (container or {}).get(key.occasion.value)
-        if (
-            pod is None
-            or container is None
-            or not probe
-            or status is None
-            or status.state is not ContainerState.RUNNING
-        ):
+        if not (pod and container and probe and status and status.state is ContainerState.RUNNING):
             return
         state = self._state_of(key, status)
-        if state.finished or (
-            pod["metadata"].get("deletionTimestamp") and key.occasion is not HandlerOccasion.READINESS
-        ):
+        deleting = bool(pod["metadata"].get("deletionTimestamp"))
+        if state.finished or (deleting and key.occasion is not HandlerOccasion.READINESS):
             return
         if key.occasion is not HandlerOccasion.STARTUP and not self._passed(
             key.uid, container, status, HandlerOccasion.STARTUP
@@ -206,7 +190,7 @@ class Probes:
         status = self._runtime.statuses(key.uid).get(key.container)
         if status is None or status.id != state.container_id or status.state is not ContainerState.RUNNING:
             return  # the container ended during the probe
-        word = _WORDS[key.occasion]
+        word = key.occasion.name.capitalize()
         match outcome.result:
             case ProbeResult.UNDEFINED:
                 self._report_undefined(key, pod, outcome)

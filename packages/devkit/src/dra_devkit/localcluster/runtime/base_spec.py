@@ -1,4 +1,4 @@
-"""Builds the OCI spec of a container without CDI devices, as containerd does."""
+"""Builds the OCI spec of a container, as containerd does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dra_kubeletplugin.base.json_types import JSON
 
-from .interface import Limits, Mount
+from ...cdi.cache import CdiCache, CdiInjectError
+from .interface import ContainerConfig, ContainerError, Limits, Mount
 
 CAPABILITIES = (
     "CAP_CHOWN",
@@ -172,3 +173,15 @@ def available() -> frozenset[str]:
         if line.startswith("CapBnd:"):
             bits = int(line.split()[1], 16)
     return frozenset(name for name, number in _NUMBERS.items() if bits >> number & 1)
+
+
+def with_devices(spec: JSON, container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
+    """Returns the spec with the container's devices. Device nodes are looked up below ``dev``.
+
+    Raises:
+        ContainerError: the injection failed. The text is the same as containerd's.
+    """
+    try:
+        return CdiCache(cdi_dirs).inject(spec, container.cdi_devices, dev)
+    except CdiInjectError as e:
+        raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None

@@ -22,6 +22,23 @@ _MAX_CHUNKS = 1024  # unread chunks after which an attached client is disconnect
 _PIPE = asyncio.subprocess.PIPE
 
 
+def open_terminal() -> tuple[int, int]:
+    """Returns a pseudo-terminal's two sides. It does not echo, because runc adds a second terminal that does."""
+    master, slave = pty.openpty()
+    tty_modes.setraw(slave)
+    return master, slave
+
+
+def end_input(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(terminal, b"\x04")
+
+
+def resize(terminal: int, process: asyncio.subprocess.Process, width: int, height: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    signal_child(process, signal.SIGWINCH)
+
+
 class Console:
     """The input and output of one process.
 
@@ -35,10 +52,7 @@ class Console:
         self._once = once
         self._sessions: set[AttachSession] = set()
         self._process: asyncio.subprocess.Process | None = None
-        self._master, self._slave = pty.openpty() if terminal else (-1, -1)
-        if terminal:
-            # runc adds a second terminal that echoes the input, so this terminal must not echo it.
-            tty_modes.setraw(self._slave)
+        self._master, self._slave = open_terminal() if terminal else (-1, -1)
 
     @property
     def streams(self) -> Streams:
@@ -114,15 +128,13 @@ class Console:
 
     def close_input(self) -> None:
         if self._master >= 0:
-            with contextlib.suppress(OSError):
-                os.write(self._master, b"\x04")
+            end_input(self._master)
         elif self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def resize(self, width: int, height: int) -> None:
         if self._master >= 0 and self._process is not None:
-            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-            signal_child(self._process, signal.SIGWINCH)
+            resize(self._master, self._process, width, height)
 
     def _close_master(self) -> None:
         if self._master >= 0:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import pty
 import shutil
 import signal
-import struct
-import termios
-import tty as tty_modes
 from collections.abc import Sequence
 from pathlib import Path
 
-from dra_devkit.localcluster.child_signals import signal_child
-
+from .console import end_input, open_terminal, resize
 from .runc import Runc, Started
 
 _CHUNK = 64 * 1024
@@ -58,9 +52,7 @@ class RuncExec:
         own_fds: list[int] = []
         try:
             if tty:
-                master, slave = pty.openpty()
-                # runc adds a second terminal that echoes the input, so this terminal must not echo it.
-                tty_modes.setraw(slave)
+                master, slave = open_terminal()
                 own_fds, child_fds = [master], [slave]
                 streams, outputs, writes = (slave, slave, slave), {master: 1}, master if stdin else None
             else:
@@ -137,8 +129,7 @@ class RuncExec:
         if self._stdin is None:
             return
         if self._terminal:
-            with contextlib.suppress(OSError):
-                os.write(self._stdin, b"\x04")
+            end_input(self._stdin)
             return
         os.close(self._stdin)
         self._stdin = None
@@ -152,11 +143,9 @@ class RuncExec:
             loop.remove_writer(descriptor)
 
     async def resize(self, width: int, height: int) -> None:
-        if not self._terminal:
-            return
-        for descriptor in self._outputs:
-            fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-            signal_child(self._started.process, signal.SIGWINCH)
+        if self._terminal:
+            for descriptor in self._outputs:
+                resize(descriptor, self._started.process, width, height)
 
     async def wait(self) -> int:
         return await self._started.process.wait()

@@ -10,6 +10,7 @@ import json
 import platform
 import re
 import shutil
+import subprocess
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -118,22 +119,23 @@ class Images:
         full = _full(name)
         bare = _without_tag(full)
         folder = self.folders.get(full) or self.folders.get(bare) or self.folders.get(ANY)
-        if folder is None and bare == _full("busybox") and _BUSYBOX.is_file():
-            with self._unpacking:
-                return self._busybox()
-        if folder is None:
+        has_busybox = folder is None and bare == _full("busybox") and _BUSYBOX.is_file()
+        if folder is None and not has_busybox:
             raise ImagePullError(
                 f'image "{name}" is not on this machine, and the local cluster pulls no images: set its root folder or OCI layout with '
                 f'`dra dev --image {name}=FOLDER`, or a folder for all images with --image "*=FOLDER"'
             )
         try:
+            if folder is None:
+                with self._unpacking:
+                    return self._busybox()
             if not (folder / "index.json").is_file():
                 return Image(folder)
             with self._unpacking:
                 if folder not in self._unpacked:
                     self._unpacked[folder] = _unpack(folder, self.cache)
                 return self._unpacked[folder]
-        except (ImageError, OSError, tarfile.TarError) as e:
+        except (ImageError, OSError, subprocess.SubprocessError, tarfile.TarError) as e:
             raise ImagePullError(f'image "{name}": {e}') from None
 
     def _busybox(self) -> Image:
@@ -150,7 +152,8 @@ def make_busybox(root: Path) -> Path:
     binaries = fresh / "bin"
     binaries.mkdir(parents=True)
     shutil.copy2(_BUSYBOX, binaries / "busybox")
-    for tool in _TOOLS:
+    listed = subprocess.run([_BUSYBOX, "--list"], capture_output=True, text=True, check=True)  # noqa: S603
+    for tool in set(listed.stdout.split()) - {"busybox"}:
         (binaries / tool).symlink_to("busybox")
     for name in ("dev", "proc", "sys", "tmp", "etc", "root", "var", "usr"):
         (fresh / name).mkdir()
@@ -162,82 +165,6 @@ def make_busybox(root: Path) -> Path:
     (fresh / "tmp").chmod(0o1777)
     fresh.rename(root)
     return root
-
-
-_TOOLS = (
-    "ash",
-    "awk",
-    "basename",
-    "cat",
-    "chmod",
-    "chown",
-    "cp",
-    "cut",
-    "date",
-    "dd",
-    "df",
-    "dirname",
-    "du",
-    "echo",
-    "env",
-    "expr",
-    "false",
-    "find",
-    "grep",
-    "gzip",
-    "head",
-    "hostname",
-    "id",
-    "ip",
-    "kill",
-    "ln",
-    "ls",
-    "md5sum",
-    "mkdir",
-    "mkfifo",
-    "mknod",
-    "mktemp",
-    "mount",
-    "mv",
-    "nc",
-    "nproc",
-    "od",
-    "ping",
-    "printf",
-    "ps",
-    "pwd",
-    "readlink",
-    "realpath",
-    "rm",
-    "rmdir",
-    "sed",
-    "seq",
-    "sh",
-    "sha256sum",
-    "sleep",
-    "sort",
-    "stat",
-    "stty",
-    "sync",
-    "tail",
-    "tar",
-    "tee",
-    "test",
-    "touch",
-    "tr",
-    "true",
-    "tty",
-    "umount",
-    "uname",
-    "uniq",
-    "vi",
-    "wc",
-    "wget",
-    "which",
-    "whoami",
-    "xargs",
-    "yes",
-)
 
 
 def parse_option(text: str) -> tuple[str, Path]:

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from dra_kubeletplugin.base.json_types import JSON
 
-from ...cdi.cache import CdiCache, CdiInjectError
 from . import handlers, refusals
 from .api_proxy import ApiProxy
-from .base_spec import PATH, ContainerContext, OciProcess, base_spec
+from .base_spec import PATH, ContainerContext, OciProcess, base_spec, with_devices
 from .cgroups import memory_ran_out
 from .changes import Changes
 from .console import AttachSession, Console
@@ -63,6 +62,10 @@ class _RuncContainer:
     stop_signal: str
     message: Path | None
     ended: asyncio.Task[None] | None = None
+
+    @property
+    def identity(self) -> str:
+        return self.status.id.removeprefix("runc://")
 
 
 @dataclass
@@ -196,10 +199,7 @@ class RuncRuntime:
             permissions.read_only_root,
             container.limits,
         )
-        try:
-            spec = CdiCache(self.cdi_dirs).inject(base_spec(process, context), container.cdi_devices, self.dev)
-        except CdiInjectError as e:
-            raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
+        spec = with_devices(base_spec(process, context), container, self.cdi_dirs, self.dev)
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:
             raise ContainerError(
                 f"a device requires a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
@@ -240,7 +240,7 @@ class RuncRuntime:
         out_of_memory = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
         # An error is ignored, because the container has ended even if runc cannot delete it now.
         with contextlib.suppress(ContainerError, OSError):
-            await self._runc.delete(container.status.id.removeprefix("runc://"))
+            await self._runc.delete(container.identity)
         message = ""
         if container.message:
             with contextlib.suppress(OSError):
@@ -256,39 +256,29 @@ class RuncRuntime:
         self._changes.notify(uid)
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
-        found = self._running(pod_uid, name)
-        if found is None:
+        pod = self._pods.get(pod_uid)
+        if pod is not None and name in pod.containers:
+            await self._end(pod.containers[name], grace)
+
+    async def _end(self, container: _RuncContainer, grace: float) -> None:
+        task = container.ended
+        if task is None or task.done() or container.status.state is ContainerState.EXITED:
             return
-        container, task = found
-        identity = container.status.id.removeprefix("runc://")
         if grace > 0:
-            await self._runc.signal(identity, container.stop_signal)
+            await self._runc.signal(container.identity, container.stop_signal)
             await asyncio.wait({task}, timeout=grace)
         if not task.done():
-            await self._runc.signal(identity, "KILL")
+            await self._runc.signal(container.identity, "KILL")
             await asyncio.wait({task})
-
-    def _running(self, pod_uid: str, name: str) -> tuple[_RuncContainer, asyncio.Task[None]] | None:
-        pod = self._pods.get(pod_uid)
-        container = pod.containers.get(name) if pod else None
-        if container is None or container.ended is None or container.status.state is ContainerState.EXITED:
-            return None
-        return container, container.ended
 
     async def remove(self, pod_uid: str) -> None:
         pod = self._pods.pop(pod_uid, None)
         if pod is not None:
-            await asyncio.gather(*(self._end(c) for c in pod.containers.values()))
+            await asyncio.gather(*(self._end(c, 0) for c in pod.containers.values()))
             if pod.proxy is not None:
                 await pod.proxy.close()
             pod.namespaces.close()
         await asyncio.to_thread(shutil.rmtree, self.state / pod_uid, ignore_errors=True)
-
-    async def _end(self, container: _RuncContainer) -> None:
-        if container.ended is None or container.ended.done():
-            return
-        await self._runc.signal(container.status.id.removeprefix("runc://"), "KILL")
-        await asyncio.wait({container.ended})
 
     # --- state --------------------------------------------------------------------------------------------
 
@@ -312,10 +302,7 @@ class RuncRuntime:
     async def exec(
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> RuncExec:
-        container = self._pods[pod_uid].containers[name]
-        if container.status.state is not ContainerState.RUNNING:
-            raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
-        identity = container.status.id.removeprefix("runc://")
+        identity = self._running(pod_uid, name).identity
         scratch = self.state / pod_uid / f"exec-{secrets.token_hex(8)}"
         try:
             return await RuncExec.start(self._runc, identity, scratch, command, stdin=stdin, tty=tty)
@@ -325,10 +312,13 @@ class RuncRuntime:
             ) from None
 
     async def attach(self, pod_uid: str, name: str) -> AttachSession:
+        return self._running(pod_uid, name).console.attach()
+
+    def _running(self, pod_uid: str, name: str) -> _RuncContainer:
         container = self._pods[pod_uid].containers[name]
         if container.status.state is not ContainerState.RUNNING:
             raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
-        return container.console.attach()
+        return container
 
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         pod = self._pods.get(pod_uid)

@@ -14,8 +14,7 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 
-from ...cdi.cache import CdiCache, CdiInjectError
-from .base_spec import PATH, bind
+from .base_spec import PATH, bind, with_devices
 from .changes import Changes
 from .container_logs import ContainerLog
 from .interface import (
@@ -36,13 +35,8 @@ from .simulated_behavior import PREFIX, behavior_of, outcome_of
 _HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs real containers"
 
 
-def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
-    """Returns the container's OCI spec with its devices. Device nodes are looked up below ``dev``.
-
-    Raises:
-        ContainerError: the injection failed. The text is the same as containerd's.
-    """
-    base = {
+def _base_spec(container: ContainerConfig) -> JSON:
+    return {
         "ociVersion": "1.1.0",
         "process": {
             "user": {"uid": container.user or 0, "gid": container.group or 0},
@@ -54,11 +48,6 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
         "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *map(bind, container.mounts)],
         "linux": {},
     }
-    try:
-        spec = CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
-    except CdiInjectError as e:
-        raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
-    return spec
 
 
 def _unmountable(spec: Mapping[str, Any]) -> str:
@@ -108,7 +97,7 @@ class SimulatedRuntime:
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
         behavior = behavior_of(sandbox, container)
-        spec = oci_spec(container, self.cdi_dirs, self.dev)
+        spec = with_devices(_base_spec(container), container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
         # Environments may contain secrets, so only the owner can read these directories.
         for place in (self.state, folder):
