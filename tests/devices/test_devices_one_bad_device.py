@@ -95,6 +95,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("extra", {"name": "other"}, "extra: name is a field of Device"),
     ("extra", {"taints": [{}]}, "extra: taints is a field of Device"),
     ("extra", {"x": object()}, "extra: "),
+    ("extra", {"nodeAllocatableResourceMappings": "cpu"}, "extra: nodeAllocatableResourceMappings is str"),
     ("name", "Card_0", "name: "),
     ("name", "x" * 64, "name: "),
     ("name", "", "name: "),

@@ -24,6 +24,7 @@ GROUPED = [
     Device("plain"),
 ]
 CARD = CounterSet("card", {"c": 2})
+MAPPINGS = "nodeAllocatableResourceMappings"
 ON = Features.of(
     "1.37",
     dict.fromkeys(
@@ -165,6 +166,12 @@ async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> 
         ({"node_resources": {"cpu": 1}}, "node_resources['cpu'] is int: use a NodeResource"),
         ({"node_resources": {"cpu": NodeResource(capacity="cores", per_unit=1)}}, "must be a capacity of the device"),
         ({"node_resources": {"example.com/x": NodeResource(per_device=1)}}, "one of these resources of nodes"),
+        ({"node_resources": {"cpu": NodeResource(per_pod=1)}, "extra": {MAPPINGS: {"cpu": {}}}}, "no release stores both"),
+        ({"extra": {MAPPINGS: "cpu"}}, f"extra: {MAPPINGS} is str: use a mapping"),
+        ({"extra": {MAPPINGS: [{"cpu": {}}]}}, f"extra: {MAPPINGS} is list: use a mapping"),
+        ({"extra": {MAPPINGS: {"cpu": "50m"}}}, f"extra: {MAPPINGS}['cpu'] is str: use a mapping with allocationMultiplier"),
+        ({"extra": {MAPPINGS: {"cpu": {"allocationMultiplier": 2}}}}, "is int: use a quantity as text"),
+        ({"extra": {MAPPINGS: {"cpu": {"allocationMultiplier": "2 x"}}}}, "allocationMultiplier: "),
         ({"compatibility_groups": {"x": ["a"]}}, "consumes no counters of this counter set"),
         ({"consumes_counters": {"x": {"c": 1}}, "compatibility_groups": {"x": "ab"}}, "use a list of str"),
         ({"consumes_counters": {"x": {"c": 1}}, "compatibility_groups": {"x": [*"abc"]}}, "must have at most 2 items"),

@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-import msgspec
-
-from ..errors import InvalidObjectError, describe, shown
+from ..errors import InvalidObjectError, shown
 from .amounts import Amount, Capacity, NodeResource
+from .extra_fields import extra_faults
 from .field_conversion import (
     COUNTERS,
-    MAPPINGS,
     OVERHEAD,
     SIMPLE_TYPES,
     ZERO,
@@ -151,9 +149,14 @@ class Device:
         if self.nodes is not None:
             out |= fields.nodes(self.nodes)
         if self.extra:
-            faults = _extra_faults(self.extra)
+            faults = extra_faults(self.extra, _own_fields())
             fields.faults += faults
             out |= {} if faults else dict(self.extra)
+        if out.keys() >= {"nodeAllocatableResources", "nodeAllocatableResourceMappings"}:
+            fields.faults.append(
+                "node_resources and nodeAllocatableResourceMappings of extra: no release stores both, so a server that drops one of "
+                "them would allocate the node's resources twice; set the one of your cluster's release (1.36: extra, 1.37: node_resources)"
+            )
         return out, fields.faults
 
     def _consumptions(self, fields: FieldConversion) -> list[dict[str, Any]]:
@@ -191,34 +194,12 @@ def _not_taint(item: object) -> str:
     return "a Taint whose key, value or effect is not text" if wrong else ""
 
 
-def _has_names(value: object) -> bool:
-    """Returns whether all keys of mappings are text, as JSON requires."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _has_names(inner) for key, inner in value.items())
-    return not isinstance(value, list | tuple) or all(map(_has_names, value))
-
-
+@functools.cache
 def _own_fields() -> frozenset[str]:
     """Returns the fields in JSON that Device writes itself."""
     return frozenset(
         {"nodeAllocatableResources", *NODE_FIELDS, *(camel_case(f.name) for f in dataclasses.fields(Device))}
     )
-
-
-def _extra_faults(extra: Any) -> list[str]:
-    """Returns why the API server could not decode these fields, which would make it reject the whole slice."""
-    if not isinstance(extra, Mapping):
-        return [f"extra is {kind_of(extra)}: use a mapping of {MAPPINGS['extra']}"]
-    try:
-        fields = dict(extra)
-        if known := sorted(_own_fields().intersection(fields)):
-            return [f"extra: {known[0]} is a field of Device: set it there"]
-        if not _has_names(fields):
-            return ["extra: the name of a field is not text"]
-        msgspec.json.encode(fields)
-    except Exception as e:  # a driver's mapping may read hardware
-        return [f"extra: {describe(e)}"]
-    return []
 
 
 @dataclass(frozen=True)
