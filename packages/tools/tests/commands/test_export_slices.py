@@ -87,6 +87,24 @@ async def test_an_incomplete_pool_is_left_out_and_the_exit_code_is_3(capsys: pyt
     assert "pool node-1 of other.example.com is not exported: it has 1 of 2 slices" in printed.err
 
 
+async def test_a_pool_of_several_nodes_is_left_out_and_does_not_look_incomplete(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Running the command again would not help: the other slices of the pool are those of node-2."""
+    whole = slice_of("node-1", ["a"])
+    parts = [slice_of(node, ["b"], driver="rack.example.com", name=f"rack-{node}") for node in ("node-1", "node-2")]
+    for part in parts:
+        part["spec"]["pool"] = {"name": "rack", "generation": 1, "resourceSliceCount": 2}
+    async with LocalCluster() as cluster:
+        await cluster.apply(whole, *parts)
+        words = ["simulate", "--export-slices", "--kubeconfig", str(cluster.kubeconfig), "--node", "node-1"]
+        assert await asyncio.to_thread(main, words) == 0
+    printed = capsys.readouterr()
+    assert [s["spec"]["driver"] for s in yaml.safe_load(printed.out)["items"]] == [whole["spec"]["driver"]]
+    assert "pool rack of rack.example.com is not exported: its devices are not only of node node-1" in printed.err
+    assert "run the command again" not in printed.err
+
+
 def test_a_device_with_a_taint_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     driver = tmp_path / "acme.py"
     driver.write_text(

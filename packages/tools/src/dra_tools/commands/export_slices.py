@@ -9,6 +9,7 @@ import sys
 
 from dra_devkit.commands.described_cluster import allocatable, cluster_of, host_kinds
 from dra_devkit.commands.progress import Progress
+from dra_devkit.generations import key_of, newest_by_pool
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import load
 from dra_kubeletplugin.base.terminal import on_one_line
@@ -67,10 +68,24 @@ def _live(args: argparse.Namespace) -> tuple[str, list[JSON], list[str]]:
 
     async def read() -> list[JSON]:
         async with KubeClient(config, TIMEOUT) as client:
-            resource = dataclasses.replace(SLICES, version=await served(client))
-            head = {"apiVersion": resource.api_version, "kind": "ResourceSlice"}
-            return await read_all(
-                client, resource, lambda raw: {**head, **as_json(raw)}, fields=f"spec.nodeName={args.node}"
-            )
+            return await _slices_of_pools(client, args.node)
 
     return args.node, asyncio.run(read()), []
+
+
+async def _slices_of_pools(client: KubeClient, node: str) -> list[JSON]:
+    """Returns the slices of each pool with a slice of the node. Slices of such a pool may belong to other nodes, or to several."""
+    resource = dataclasses.replace(SLICES, version=await served(client))
+    head = {"apiVersion": resource.api_version, "kind": "ResourceSlice"}
+
+    async def read(selector: str) -> list[JSON]:
+        return await read_all(client, resource, lambda raw: {**head, **as_json(raw)}, fields=selector)
+
+    found = await read(f"spec.nodeName={node}")
+    pools = newest_by_pool(found)
+    # Only the other slices of a pool show whether it is incomplete or not of one node.
+    short = {key for key, parts in pools.items() if len(parts) != parts[0]["spec"]["pool"]["resourceSliceCount"]}
+    found = [sl for sl in found if key_of(sl) not in short]
+    for driver in sorted({driver for driver, _ in short}):
+        found += [sl for sl in await read(f"spec.driver={driver}") if key_of(sl) in short]
+    return found
