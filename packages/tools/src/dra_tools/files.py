@@ -37,8 +37,11 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
     return [m.value for m in manifests.objects(paths)]
 
 
-def snapshot_of(objects: Iterable[JSON]) -> Snapshot:
+def snapshot_of(objects: Iterable[JSON], version: str = "") -> Snapshot:
     """Returns the snapshot of objects that `kubectl get` wrote.
+
+    Args:
+        version: the version of the API server, if it is known.
 
     It has a gap for each kind that decides a result and that the objects do not contain, because the kind was probably not exported:
     an object that is absent from the files is not absent from the cluster.
@@ -62,6 +65,7 @@ def snapshot_of(objects: Iterable[JSON]) -> Snapshot:
     }
     return replace(
         found,
+        version=version,
         gaps=tuple(_absent(found, r) for r, is_needed in needed.items() if is_needed and not found.objects[r.plural]),
     )
 

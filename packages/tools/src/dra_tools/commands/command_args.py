@@ -35,6 +35,7 @@ def add_explain(explain: Parser) -> None:
     _add_cluster(explain)
     text = "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated"
     add_repeated(explain, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
+    _add_release(explain, "the objects of -f")
     add_output(explain)
 
 
@@ -73,6 +74,7 @@ def add_simulate(simulate: Parser) -> None:
     add_repeated(simulate, "--driver", metavar="DRIVER", dest="drivers", help=text)
     text = "allocatable resources of a described host, such as cpu=64,memory=512Gi"
     simulate.add_argument("--allocatable", metavar="NAME=QUANTITY,...", help=text)
+    _add_release(simulate, "manifests on described hosts")
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
     )
@@ -124,8 +126,16 @@ def add_top(top: Parser) -> None:
         "may be repeated"
     )
     add_repeated(top, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
+    _add_release(top, "the objects of -f")
     _add_cluster(top, "namespace of the waiting pods to show; by default all namespaces")
     add_output(top)
+
+
+def _add_release(parser: Parser, objects: str) -> None:
+    text = (
+        f"release of Kubernetes whose rules apply to {objects}: 1.34 to 1.37 (default: 1.36); a cluster reports its own"
+    )
+    parser.add_argument("--kubernetes", metavar="RELEASE", default="", help=text)
 
 
 def _add_cluster(

@@ -52,9 +52,12 @@ def explain_command(args: argparse.Namespace) -> int:
     if args.files:
         of_cluster = {"kubeconfig": "--kubeconfig", "context": "--context"}
         refuse(args, of_cluster, "is for a cluster and cannot be combined with --file")
+    else:
+        refuse(args, {"kubernetes": "--kubernetes"}, "is for --file: a cluster reports its release")
     with Progress() as progress:
         if args.files:
-            snapshot, namespace = snapshot_of(from_files(args.files)), args.namespace or "default"
+            objects = from_files(args.files, args.kubernetes)
+            snapshot, namespace = snapshot_of(objects, args.kubernetes), args.namespace or "default"
         else:
             snapshot, namespace = _of_cluster(args, progress)
         if args.what is None:

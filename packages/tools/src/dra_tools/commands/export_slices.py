@@ -29,9 +29,8 @@ from .cluster_access import TIMEOUT, config_of
 
 
 def export_slices(args: argparse.Namespace) -> int:
-    refuse(
-        args, {"files": "-f", "fill": "--fill", "allocatable": "--allocatable"}, "cannot be used with --export-slices"
-    )
+    flags = {"files": "-f", "fill": "--fill", "allocatable": "--allocatable", "kubernetes": "--kubernetes"}
+    refuse(args, flags, "cannot be used with --export-slices")
     with Progress() as progress:
         node, slices, notes = _described(args, progress) if args.hosts else _live(args)
     found = template_slices(slices, node)

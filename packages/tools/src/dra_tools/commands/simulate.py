@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import inspect
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dra_devkit.commands.described_cluster import allocatable, cluster_of, host_kinds
 from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style, wrapped
+from dra_devkit.kubernetes_releases import nearest
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.base.settings import load
 from dra_kubeletplugin.base.text import counted, join_names, natural
@@ -23,10 +25,10 @@ from dra_kubeletplugin.errors import SettingsError, printable
 from dra_kubeletplugin.kube import KubeClient
 
 from .. import Fit, Simulation, Snapshot, simulate
-from ..reader import objects_with_selectors, with_quotas
-from .cluster_access import config_of, namespace_of, read_cluster
+from ..reader import objects_with_selectors, server_version, with_quotas
+from .cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
 from .explain_text import text
-from .object_files import from_files
+from .object_files import read_files, validated
 
 _NODES = 3
 
@@ -49,6 +51,7 @@ def _check(args: argparse.Namespace) -> None:
         raise SettingsError("use either --host and --driver, or --kubeconfig and --context, not both")
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is for described hosts: add --host and --driver")
+        refuse(args, {"kubernetes": "--kubernetes"}, "is for described hosts: a cluster reports its release")
     if not args.export_slices:
         refuse(args, {"node": "--node"}, "is for --export-slices")
         if not args.files:
@@ -56,7 +59,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _simulated(args: argparse.Namespace) -> int:
-    manifests = from_files(args.files, new=True)
+    found_files = read_files(args.files)
+    release = args.kubernetes if args.hosts else _server_release(args)
+    manifests = validated(found_files, release, new=True)
     with Progress() as progress:
         snapshot, namespace, notes = (
             _described(args, progress, manifests) if args.hosts else _live(args, progress, manifests)
@@ -89,7 +94,8 @@ def _described(
         )
     if not args.allocatable:
         notes.append("cpu and memory of the nodes are unlimited: set them with --allocatable cpu=64,memory=512Gi")
-    return Snapshot.of(objects), args.namespace or "default", tuple(notes)
+    snapshot = dataclasses.replace(Snapshot.of(objects), version=args.kubernetes)
+    return snapshot, args.namespace or "default", tuple(notes)
 
 
 def _steps_with_states(driver: type[Driver]) -> Iterator[str]:
@@ -108,6 +114,17 @@ def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[ReadO
         for fault in opaque.config_faults(obj, readers):
             which = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
             yield printable(f"{which}: {fault}: a pod that uses it would be scheduled, but fail at prepare")
+
+
+def _server_release(args: argparse.Namespace) -> str:
+    """Returns the known release that is nearest to the cluster's, so that the manifests are judged by its gates."""
+
+    async def read() -> str:
+        async with KubeClient(config_of(args), TIMEOUT) as client:
+            return await server_version(client)
+
+    version = asyncio.run(read())
+    return nearest(version) if version else ""
 
 
 def _live(

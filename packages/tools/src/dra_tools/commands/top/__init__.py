@@ -22,6 +22,7 @@ from dra_devkit.near_names import suggestion
 from dra_devkit.scheduling.framework import pod_info
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.output import TEXT, write
 from dra_kubeletplugin.cli.shell.parsing import terminal_columns
 from dra_kubeletplugin.errors import QuestionError, SettingsError, clip
@@ -56,6 +57,8 @@ def top(args: argparse.Namespace) -> int:
     """Prints the table or runs the live screen. Raises :class:`DraError`."""
     if args.files and args.pool_status:
         raise SettingsError("--pool-status asks the control plane of a cluster and cannot be combined with --file")
+    if not args.files:
+        refuse(args, {"kubernetes": "--kubernetes"}, "is for --file: a cluster reports its release")
     if args.once or args.files or args.pool_status or args.output != TEXT:
         counts = PoolCounts()
         with Progress() as progress:
@@ -98,7 +101,7 @@ def _columns() -> int:
 def _snapshot(args: argparse.Namespace, progress: Progress, counts: PoolCounts) -> Snapshot:
     """Reads the objects. With ``--pool-status``, adds what the control plane counts to ``counts``."""
     if args.files:
-        return snapshot_of(from_files(args.files))
+        return snapshot_of(from_files(args.files, args.kubernetes), args.kubernetes)
     config = config_of(args)
 
     async def read_more(client: KubeClient, snapshot: Snapshot) -> Snapshot:
