@@ -164,7 +164,7 @@ def check_killed(work: str, instances: int, folder: Path, number: int) -> bool:
     return bool(calls.reached)
 
 
-def check_failed(work: str, instances: int, error: int, folder: Path, number: int, *, permanent: bool = False) -> bool:
+def check_failed(work: str, instances: int, error: int, folder: Path, number: int, *, permanent: bool) -> bool:
     node = RecordNode(folder, instances)
     calls = Calls(number, lambda name: OSError(error, os.strerror(error), name), permanent=permanent)
     do_work(node, work, calls)
@@ -198,32 +198,28 @@ def count_calls(step: int, run: Callable[[Path, int], bool]) -> int:
     raise AssertionError
 
 
+@pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_a_kill_before_some_calls_loses_no_record(work: str, instances: int) -> None:
-    assert count_calls(STEP, lambda folder, n: check_killed(work, instances, folder, n)) > 5
+def test_a_kill_before_a_call_loses_no_record(work: str, instances: int, step: int) -> None:
+    assert count_calls(step, lambda folder, n: check_killed(work, instances, folder, n)) > 5
 
 
-@pytest.mark.full
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE)
+
+
+# A permanent fault ends with the restart.
+@pytest.mark.parametrize(
+    ("step", "error", "permanent"),
+    [
+        (STEP, errno.ENOSPC, False),
+        *(pytest.param(1, *fault, marks=pytest.mark.full) for fault in itertools.product(ERRORS, [False, True])),
+    ],
+)
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_a_kill_before_each_call_loses_no_record(work: str, instances: int) -> None:
-    assert count_calls(1, lambda folder, n: check_killed(work, instances, folder, n)) > 5
-
-
-@pytest.mark.parametrize("instances", [1, 2])
-@pytest.mark.parametrize("work", WORK)
-def test_a_failure_of_some_calls_loses_no_record(work: str, instances: int) -> None:
-    assert count_calls(STEP, lambda folder, n: check_failed(work, instances, errno.ENOSPC, folder, n)) > 5
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("permanent", [False, True])  # a permanent fault ends with the restart
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE])
-@pytest.mark.parametrize("instances", [1, 2])
-@pytest.mark.parametrize("work", WORK)
-def test_a_failure_of_each_call_loses_no_record(work: str, instances: int, error: int, permanent: bool) -> None:
+def test_a_failed_call_loses_no_record(work: str, instances: int, step: int, error: int, permanent: bool) -> None:
     def run(folder: Path, number: int) -> bool:
         return check_failed(work, instances, error, folder, number, permanent=permanent)
 
-    assert count_calls(1, run) > 5
+    assert count_calls(step, run) > 5
