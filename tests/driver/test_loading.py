@@ -99,7 +99,7 @@ def raising(error: BaseException) -> Any:
         (driver_class(unprepare=lambda self, claim, force: None), r"unprepare\(claim\): missing a required argument: 'force'"),
         (driver_class(devices=lambda self, host: []), r"D.devices\(self, host\) cannot be called as devices\(\): missing"),
         (driver_class(pools=staticmethod(lambda: [])), r"D.pools is staticmethod, not a method: write `def pools\(self\)`"),
-        (driver_class(name=3), "D.name is int, not text"),
+        (driver_class(name=3), "D.name is 3: set it to text"),
         (driver_class(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`"),
         (driver_class(config=[ValidConfig, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
         (driver_class(config=ValidConfig()), "D.config is ValidConfig"),

@@ -163,7 +163,7 @@ FILES = [
 ]  # fmt: skip
 CLASSES = [
     cls("a wrong name", "name = 'Acme_example.com'", "Acme.name 'Acme_example.com' is not a DNS subdomain"),
-    cls("no subsystems", "subsystems = None", "Acme.subsystems None is not a list of kernel subsystems such as"),
+    cls("no subsystems", "subsystems = None", "Acme.subsystems is None: set it to a list of kernel subsystems such as"),
     cls("unprepares", "def unprepares(self, claim): ...", "Acme.unprepares() is never called, did you mean `unprepare`?"),
     cls("another style", "async def unPrepare(self, claim): ...", "did you mean `unprepare`?"),
     cls("helth", "def helth(self): return {}", "did you mean `health`?"),

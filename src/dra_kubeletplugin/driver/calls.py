@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from ..base.signals import Interrupted
@@ -49,7 +50,6 @@ class Calls:
         self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
         self._when_idle: list[Callable[[], object]] = []
-        self._tasks: set[asyncio.Task[_Outcome]] = set()
         self._logged = LogOnce(_LOG_AGAIN_AFTER)
 
     async def __call__(self, method: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -105,13 +105,8 @@ class Calls:
     async def _on_loop(self, running: _Running, run: Callable[[], Awaitable[Any]]) -> _Outcome:
         """Awaits ``run`` in its own task, so that a cancellation of the caller is never mistaken for a cancellation by the driver."""
 
-        def ended(task: asyncio.Task[_Outcome]) -> None:
-            self._tasks.discard(task)
-            self._end(running)
-
-        task = asyncio.create_task(_awaited(run), name=f"driver.{running.name}")
-        self._tasks.add(task)  # the event loop itself does not keep a task alive
-        task.add_done_callback(ended)
+        running.task = task = asyncio.create_task(_awaited(run), name=f"driver.{running.name}")
+        task.add_done_callback(lambda _: self._end(running))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -129,8 +124,10 @@ class Calls:
 
         def job() -> None:
             outcome = context.run(_outcome, run)
-            self._end(running)
-            future.set_result(outcome)
+            try:
+                self._end(running)
+            finally:
+                future.set_result(outcome)
 
         def give_up() -> None:
             if self._threads.withdraw(job):
@@ -151,17 +148,9 @@ class Calls:
             timer.cancel()
 
     def _no_thread(self, name: str) -> DriverFailedError:
-        oldest, seconds = self.running()[0]
-        log.error(
-            "no thread is free for a method of the driver: %s; %d calls run, the longest %s for %.0f s",
-            name,
-            self.busy,
-            oldest,
-            seconds,
-        )
         return DriverFailedError(
             f"the driver's {name} cannot be called: all {self._threads.limit} threads run methods of the driver that have "
-            f"not returned, {oldest} for the longest time: restart the plugin's pod if they hang"
+            f"not returned, {self.running()[0][0]} for the longest time: restart the plugin's pod if they hang"
         )
 
     def _raise(self, name: str, error: BaseException) -> NoReturn:
@@ -183,15 +172,14 @@ class Calls:
                 return
             waiting, self._when_idle = self._when_idle, []
         for done in waiting:
-            try:
-                done()
-            except Exception:
-                log.exception("unexpected exception after the driver's last call; please report it")
+            done()
 
 
-class _Running(NamedTuple):
+@dataclass(eq=False)
+class _Running:
     name: str
     since: float
+    task: asyncio.Task[_Outcome] | None = None  # kept here, because the event loop itself does not keep a task alive
 
 
 class _Outcome(NamedTuple):

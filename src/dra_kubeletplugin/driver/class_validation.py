@@ -40,7 +40,19 @@ _CALLED: dict[str, tuple[str, ...]] = {
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
 _SET = ("host", "settings", "log", "role", "gates_off")  # attributes that the framework sets in every driver
 _CALLED_OF_CONFIG = {"check": (), "convert_from": ("older",)}
-_DATA_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES")
+_TYPES: tuple[tuple[str, Any, str], ...] = (
+    ("name", str, "text such as 'fpga.example.com'"),
+    ("subsystems", (list, tuple), "a list of kernel subsystems such as ('pci', 'net')"),
+    ("unhealthy_taint", Taint | None, "Taint(key=..., effect=...) or None"),
+    *((name, bool, "True or False") for name in ("metadata", "privileged", "processes")),
+)
+_TYPES_OF_CONFIG: tuple[tuple[str, Any, str], ...] = (
+    ("KIND", str, "text"),
+    ("API_VERSION", str, "text"),
+    ("OLDER", (list, tuple), "a list of subclasses of Config"),
+    ("DEVICES", Mapping, "attributes of devices, such as {'type': 'gpu'}"),
+)
+_DATA_OF_CONFIG = [name for name, _, _ in _TYPES_OF_CONFIG]
 _NEAR = 0.85
 _FORMS = ("ed", "ing", "y")  # endings of other words: prepared(), starting() and healthy() are not misspelt
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
@@ -118,27 +130,21 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
             )
 
 
+def _check_types(cls: type, rules: Iterable[tuple[str, Any, str]]) -> None:
+    """Checks the types of class attributes: for each, its name, its type, and what to set it to."""
+    for name, wanted, example in rules:
+        if not isinstance(value := getattr(cls, name), wanted):
+            raise DriverError(f"{cls.__name__}.{name} is {shown(value)}: set it to {example}")
+
+
 def _check_attributes(cls: type[Driver]) -> None:
     """Checks the class attributes that the framework reads."""
-    if not isinstance(cls.name, str):
-        raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
+    _check_types(cls, _TYPES)
     if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
         raise DriverError(
             f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
             "lower case letters, digits, '-' and '.', e.g. fpga.example.com"
         )
-    listed = isinstance(cls.subsystems, Iterable) and not isinstance(cls.subsystems, str)
-    if not listed or not all(isinstance(s, str) and s for s in cls.subsystems):
-        raise DriverError(
-            f"{cls.__name__}.subsystems {cls.subsystems!r} is not a list of kernel subsystems such as ('pci', 'net')"
-        )
-    if not isinstance(cls.unhealthy_taint, Taint | None):
-        raise DriverError(
-            f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: set it to Taint(key=..., effect=...) or None"
-        )
-    for name in ("metadata", "privileged", "processes"):
-        if not isinstance(value := getattr(cls, name), bool):
-            raise DriverError(f"{cls.__name__}.{name} is {shown(value)}: set it to True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
@@ -241,14 +247,7 @@ def _kinds(cls: type[Driver]) -> list[type[Config]]:
                 raise DriverError(
                     f"{kind.__name__}.{name} has a type, so it would become a parameter, but Config itself uses this name: write it {way}"
                 )
-        for name, wanted, example in (
-            ("KIND", str, "text"),
-            ("API_VERSION", str, "text"),
-            ("OLDER", (list, tuple), "a list of subclasses of Config"),
-            ("DEVICES", Mapping, "attributes of devices, such as {'type': 'gpu'}"),
-        ):
-            if not isinstance(value := getattr(kind, name), wanted):
-                raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: set it to {example}")
+        _check_types(kind, _TYPES_OF_CONFIG)
         found.append(kind)
         waiting += [(f"{kind.__name__}.OLDER", older) for older in kind.OLDER]
     return found
