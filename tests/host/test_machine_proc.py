@@ -9,7 +9,7 @@ import pytest
 from dra_devkit.hosts import described
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, PreparedDevice
-from dra_kubeletplugin.base.settings import Settings, load
+from dra_kubeletplugin.base.settings import Settings
 
 INFORMATION = "driver/acme/cards/0000:17:00.0/information"
 CARD = {
@@ -30,8 +30,8 @@ def test_a_described_host_never_reads_the_proc_of_this_machine(tmp_path: Path) -
 
 
 def test_in_a_pod_proc_is_the_folder_of_the_setting(tmp_path: Path) -> None:
-    assert Host.of(load({}, {"PROC_ROOT": str(tmp_path)})).proc == tmp_path
-    assert Host.of(load({}, {})).proc == Path("/proc")
+    assert Host.of(Settings.load({}, {"PROC_ROOT": str(tmp_path)})).proc == tmp_path
+    assert Host.of(Settings.load({}, {})).proc == Path("/proc")
 
 
 def test_a_missing_proc_folder_is_a_fault_of_the_settings(tmp_path: Path) -> None:

@@ -1,9 +1,17 @@
-"""A request from any thread that wakes a task of an event loop."""
+"""Waiting for events of an event loop, and a request from any thread that wakes a task."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event at most ``seconds``. Returns whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 class Wakeup:
@@ -31,7 +39,4 @@ class Wakeup:
 
     async def wait(self, timeout: float) -> bool:
         """Waits for a request. Returns False if there is none within ``timeout`` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._wanted.wait()
-        return self._wanted.is_set()
+        return await is_set_within(self._wanted, timeout)

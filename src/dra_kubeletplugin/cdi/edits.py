@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ..base.structs import NamedStructMeta
 from ..errors import InvalidSpecError, describe, printable
 from .spec import check_edits, version_to_declare
 
@@ -34,7 +33,7 @@ class _Others(msgspec.Struct, rename="camel"):
     intel_rdt: _IntelRdt | None = None
 
 
-class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class _Edit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
         """Returns the edit as a JSON object. Raises :class:`InvalidSpecError` for a value of another type."""
         try:

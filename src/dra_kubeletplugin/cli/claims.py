@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..base.local_clusters import kubelet_options, running, state_root
-from ..base.settings import Settings, load
+from ..base.settings import Settings
 from ..base.terminal import indented
 from ..base.text import duration
 from ..cdi import ClaimSpecs
@@ -30,7 +30,7 @@ _SHARED_HEAD = ("DRIVER", "SHARED STEP", "HARDWARE", "STATE", "CLAIMS")
 
 
 def claims(args: argparse.Namespace) -> int:
-    settings = load(given(args))
+    settings = Settings.load(given(args))
     if args.action == "list":
         refuse(args, {"uid": "a UID", "yes": "--yes"}, "is only for `dra claims forget UID`")
     elif not args.uid:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..base.settings import Settings, load
+from ..base.settings import Settings
 from ..base.text import counted
 from ..cdi import ClaimSpecs
 from ..claims.instance_lock import InstanceLock
@@ -31,7 +31,7 @@ from .shell.output import put
 
 
 def cleanup(args: argparse.Namespace) -> int:
-    settings = load(given(args))
+    settings = Settings.load(given(args))
     if not settings.driver_name:
         raise SettingsError("--driver-name (DRIVER_NAME) is required: the command cleans up one driver on one node")
     # The kubelet registers the node under this name, unless --hostname-override or a cloud provider sets another one.

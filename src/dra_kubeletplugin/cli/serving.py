@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import NoReturn, Protocol, TypeVar
 
-from ..base.settings import Settings, load
+from ..base.settings import Settings
 from ..base.telemetry.logs import configure
 from ..base.text import did_you_mean
 from ..base.threads import LoopExecutor
@@ -28,7 +28,6 @@ from .shell.driver_options import given_own, load_options, variables
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
-from .shell.open_files import need_files
 from .shell.options import given
 from .shell.signals import MARGIN, StopSignal
 
@@ -69,7 +68,7 @@ def run_driver(
     stop = StopSignal()
     stop.handle()
     driver = driver or args.loaded.get(args.driver) or load_driver(args.driver)
-    settings, options = load_options(lambda: load(given(args, kind), None, kind), driver, given_own(args, driver))
+    settings, options = load_options(lambda: kind.load(given(args, kind)), driver, given_own(args, driver))
     if not settings.driver_name:
         settings = replace(settings, driver_name=driver.name)
     serve(lambda: build(make(driver, role, options), settings), settings, stop, beside, variables([driver]))
@@ -98,7 +97,6 @@ def serve(
     for note in misspelt(settings, os.environ, own):
         log.warning("an environment variable is ignored: %s", note)
     settings.check()
-    need_files()
     SSLProtocol.max_size = _TLS_BUFFER
     stop.grace = settings.shutdown_grace_period
     process = build()

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import NoReturn
 
-from ..base.settings import WebhookSettings, load
+from ..base.settings import WebhookSettings
 from ..driver import load_driver, make
 from ..driver.config.objects import ConfigReader
 from ..errors import SettingsError
@@ -28,7 +28,7 @@ def webhook(args: argparse.Namespace) -> NoReturn:
     fix_thresholds()
     stop = StopSignal()
     stop.handle()
-    settings = load(given(args, WebhookSettings), None, WebhookSettings)
+    settings = WebhookSettings.load(given(args, WebhookSettings))
     if settings.driver_name and len(args.drivers) > 1:
         raise SettingsError("--driver-name (DRIVER_NAME) is for one driver, but several are given")
     drivers = [make(load_driver(t)) for t in args.drivers]

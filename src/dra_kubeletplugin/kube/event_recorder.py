@@ -9,7 +9,6 @@ a retry nor another process creates a second Event. Writes are rate limited per 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
@@ -23,6 +22,7 @@ from ..base.json_types import JSON
 from ..base.telemetry.log_once import LogOnce
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import is_set_within
 from ..errors import ApiError, clip, describe
 from . import KubeClient
 from .errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
@@ -151,9 +151,7 @@ class EventRecorder:
                 event.not_before = time.monotonic() + (self.count_interval if await self._write(event) else _RETRY)
             now = time.monotonic()
             due = [t.not_before - now for t in self._events.values() if t.times > t.written]
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.05, min([self.count_interval, *due]))):
-                    await self._wake.wait()
+            await is_set_within(self._wake, max(0.05, min([self.count_interval, *due])))
 
     # --- queue ----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from ..base.flock import remove_unlocked
 from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import is_set_within
 from ..claims import ClaimManager, PluginContext
 from ..claims.instance_lock import InstanceLock, OwnedSocket
 from ..devices.device_events import DeviceEvents
@@ -242,9 +243,7 @@ class Plugin:
     async def _publish(self) -> None:
         """Publishes after the first health report: a start must not remove the taint of an unhealthy device. Never returns."""
         if reports_health(self.driver):
-            with contextlib.suppress(TimeoutError):  # the driver's health() hangs
-                async with asyncio.timeout(self.settings.discovery_timeout):
-                    await self.health.first_call_done.wait()
+            await is_set_within(self.health.first_call_done, self.settings.discovery_timeout)  # health() may hang
         await self.publisher.run()
 
     def _background(self) -> dict[str, Job]:

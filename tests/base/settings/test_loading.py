@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 from dra_kubeletplugin.base.settings.folders import in_container, on_root
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.plugin.grpc.sockets import MAX_PATH, hidden_name, socket_paths
@@ -45,7 +45,9 @@ def test_all_faults_are_reported_at_once_each_naming_flag_and_variable(tmp_path:
 
 def test_all_unknown_values_are_reported_together() -> None:
     with pytest.raises(SettingsError) as e:
-        load({"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "SHUTDOWN_GRACE_PERIOD": "9" * 400})
+        Settings.load(
+            {"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "SHUTDOWN_GRACE_PERIOD": "9" * 400}
+        )
     assert [f.split()[0] for f in e.value.faults] == [
         "HTTP_ADDRESS",
         "LOG_FORMAT",
@@ -56,29 +58,26 @@ def test_all_unknown_values_are_reported_together() -> None:
 
 def test_faults_list_the_choices_and_a_switch_accepts_only_on_or_off() -> None:
     with pytest.raises(SettingsError) as e:
-        load({"unhealthy_effect": "Evict"}, {"LOCAL_CLUSTER": "si", "LIST_ATTRIBUTES": "off"})
+        Settings.load({"unhealthy_effect": "Evict"}, {"LOCAL_CLUSTER": "si", "LIST_ATTRIBUTES": "off"})
     assert e.value.faults == (
         "LOCAL_CLUSTER 'si' is neither 1 nor 0",
         "--unhealthy-effect 'Evict' is not one of None, NoSchedule, NoExecute",
     )
-    assert load({}, {"LOCAL_CLUSTER": "On"}).local_cluster and not load({}, {"LOCAL_CLUSTER": "0"}).local_cluster
+    assert (
+        Settings.load({}, {"LOCAL_CLUSTER": "On"}).local_cluster
+        and not Settings.load({}, {"LOCAL_CLUSTER": "0"}).local_cluster
+    )
 
 
-def test_settings_created_in_python_report_a_missing_dev_and_a_duration_in_words(tmp_path: Path) -> None:
+def test_settings_report_a_missing_dev(tmp_path: Path) -> None:
     (fault,) = valid_settings(tmp_path, dev_root=tmp_path / "no-dev").faults()
     assert fault == f"--dev-root (DEV_ROOT) {tmp_path}/no-dev is not a folder: mount the host's /dev there"
-    with pytest.raises(SettingsError) as e:
-        valid_settings(tmp_path, health_interval="1s", call_timeout=None)
-    assert e.value.faults == (
-        "call_timeout is None, not a number of seconds",
-        "health_interval is '1s', not a number of seconds",
-    )
 
 
 def test_undecodable_bytes_and_invalid_ports_are_rejected_with_the_option_name() -> None:
     bad = dict.fromkeys(("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG"), "x\udcff")
     with pytest.raises(SettingsError) as e:
-        load({"http_address": ":65536"}, bad)
+        Settings.load({"http_address": ":65536"}, bad)
     assert {f.split()[0] for f in e.value.faults} == {*bad, "--http-address"}
 
 
@@ -88,8 +87,8 @@ def test_an_invalid_node_name_or_pod_uid_is_rejected(tmp_path: Path, wrong: dict
 
 
 def test_a_flag_overrides_the_environment() -> None:
-    assert load({"node_name": "flag"}, {"NODE_NAME": "env", "CALL_TIMEOUT": "500ms"}).node_name == "flag"
-    assert load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5
+    assert Settings.load({"node_name": "flag"}, {"NODE_NAME": "env", "CALL_TIMEOUT": "500ms"}).node_name == "flag"
+    assert Settings.load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5
 
 
 DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "discovery_timeout", "lock_timeout", "rescan_interval", "health_interval", "reconcile_interval"]  # fmt: skip
@@ -224,7 +223,7 @@ def test_a_process_reads_its_own_options_and_ignores_options_of_other_roles(kind
         f.metadata["env"] for role in (Settings, ControllerSettings, WebhookSettings) for f in role.options()
     } - own
     assert others and "DRIVER_NAME" in own
-    assert load({}, dict.fromkeys(others, "\udcff"), kind) == kind()
+    assert kind.load({}, dict.fromkeys(others, "\udcff")) == kind()
     with pytest.raises(SettingsError) as e:
-        load({}, dict.fromkeys(own, "\udcff"), kind)
+        kind.load({}, dict.fromkeys(own, "\udcff"))
     assert len(e.value.faults) == len(own)

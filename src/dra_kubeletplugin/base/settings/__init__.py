@@ -1,6 +1,5 @@
 """All options of the plugin, with environment variable, flag and default."""
 
-from .loading import load
 from .node import DNS_SUBDOMAIN, HEALTH_TIMEOUT, HEALTHY_AFTER, MAX_DRIVER_NAME, UNHEALTHY_AFTER, Settings
 from .roles import ControllerSettings, WebhookSettings
 
@@ -13,5 +12,4 @@ __all__ = [
     "ControllerSettings",
     "Settings",
     "WebhookSettings",
-    "load",
 ]

@@ -1,47 +1,12 @@
-"""Loads settings from flags, environment and defaults."""
+"""Reads the values of options from flags and environment."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import Field
-from typing import Any, TypeVar, overload
+from typing import Any
 
-from ...errors import SettingsError
-from .node import Settings
 from .values import OptionFault
-
-S = TypeVar("S", bound=Settings)
-
-
-@overload
-def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings: ...
-
-
-@overload
-def load(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None, kind: type[S]) -> S: ...
-
-
-def load(
-    given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, kind: type[Settings] = Settings
-) -> Settings:
-    """Loads settings: a flag wins over the environment, which wins over the default.
-
-    Args:
-        given: values of flags by field name; None for a flag that is not set.
-        environ: environment; None for the process's own.
-        kind: the settings class of the role.
-
-    Raises :class:`SettingsError` with all values that cannot be parsed. :meth:`Settings.check` checks whether the settings work on
-    this machine.
-    """
-    values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
-    if faults:
-        raise SettingsError(*faults)
-    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root", "proc_root"):
-        if name in values:
-            values[name] = values[name].absolute()
-    return kind(**values)
 
 
 def values_of(

@@ -1,19 +1,18 @@
-"""Settings of a plugin process on a node. The paths of the plugin's own files derive from the kubelet root.
-
-`loading.py` reads the values.
-"""
+"""Settings of a plugin process on a node. The paths of the plugin's own files derive from the kubelet root."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ...errors import SettingsError
 from ..files import at_home
 from .folders import folder_faults
+from .loading import values_of
 from .values import MAX_DURATION, Audience, OptionFault, duration, one_of, option, read_address, read_count, read_flag
 
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -21,13 +20,14 @@ MAX_DRIVER_NAME = 63
 HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
 UNHEALTHY_AFTER = 1  # reports in a row
 HEALTHY_AFTER = 3  # reports in a row
+_FOLDERS = {"kubelet_root", "cdi_root", "sysfs_root", "dev_root", "proc_root"}
 _MAX_NODE_NAME = 253
 _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a plugin process. Durations are in seconds. Paths are absolute after :func:`.load`."""
+    """Settings of a plugin process. Durations are in seconds. Paths are absolute after :meth:`load`."""
 
     process: ClassVar[Audience] = Audience.NODE
     """The process to which these settings apply. Options of other processes keep their defaults."""
@@ -185,16 +185,20 @@ class Settings:
         """Returns the fields that apply to this process."""
         return [f for f in fields(cls) if cls.process in f.metadata["to"]]
 
-    def __post_init__(self) -> None:
-        """Checks settings that are made in Python; :func:`.load` has already parsed its values."""
-        out = [
-            f"{f.name} is {value!r}, not a number of seconds"
-            for f in fields(self)
-            if "least" in f.metadata
-            and (isinstance(value := getattr(self, f.name), bool) or not isinstance(value, int | float))
-        ]
-        if out:
-            raise SettingsError(*out)
+    @classmethod
+    def load(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Self:
+        """Loads settings: a flag wins over the environment, which wins over the default.
+
+        Args:
+            given: values of flags by field name; None for a flag that is not set.
+            environ: environment; None for the process's own.
+
+        Raises :class:`SettingsError` with all values that cannot be parsed. :meth:`check` checks whether the settings work on this machine.
+        """
+        values, faults = values_of(cls.options(), given or {}, os.environ if environ is None else environ)
+        if faults:
+            raise SettingsError(*faults)
+        return cls(**{k: v.absolute() if k in _FOLDERS else v for k, v in values.items()})
 
     @property
     def registry_dir(self) -> Path:

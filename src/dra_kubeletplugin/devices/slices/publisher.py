@@ -9,7 +9,6 @@ logged once, counted, and retried with backoff.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -18,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from ...base.backoff import Backoff
 from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
+from ...base.wakeup import is_set_within
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Reflector
 from ...kube.errors import ConflictError, ForbiddenError
@@ -45,13 +45,6 @@ _FIRST_REPAIR_PAUSE, _LAST_REPAIR_PAUSE, _PEACE = 5.0, 60.0, 120.0
 
 async def _ignore(off: frozenset[str]) -> None:
     pass
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
 
 
 class Publisher:
@@ -204,7 +197,7 @@ class Publisher:
             async with self._ended:
                 self._ended.notify_all()
             if pause:
-                if not await _is_set_within(self._urgent, pause) and pause == _RETRY_REJECTED_AFTER:
+                if not await is_set_within(self._urgent, pause) and pause == _RETRY_REJECTED_AFTER:
                     await self._forget()
                 self._dirty.set()
 
@@ -214,7 +207,7 @@ class Publisher:
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.may_write():
                 return
-            await _is_set_within(self._dirty, remaining if self.leads else min(remaining, _FOLLOW))
+            await is_set_within(self._dirty, remaining if self.leads else min(remaining, _FOLLOW))
         if time.monotonic() >= until:
             await self._forget()
 

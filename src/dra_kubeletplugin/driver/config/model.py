@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
-from ...base.structs import NamedStructMeta
 from ...errors import DriverError, DriverFailedError, clip, printable, shown
 from ...resourceapi import version
 from ...resourceapi.amounts import Capacity, RequestPolicy
@@ -28,7 +27,7 @@ _LONGEST_KEY = 80  # bytes of a key in a path
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _ConfigMeta(NamedStructMeta):
+class _ConfigMeta(msgspec.StructMeta):
     """Makes subclasses of :class:`Config` frozen and keyword-only, also for type checkers."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:

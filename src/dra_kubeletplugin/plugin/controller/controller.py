@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 
 from ...base.settings import ControllerSettings
 from ...base.telemetry.metrics import Metrics
+from ...base.wakeup import is_set_within
 from ...claims.device_status import DeviceStatusReporter
 from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
@@ -176,9 +177,7 @@ class Controller:
 
         It waits for the claims only a limited time.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.discovery_timeout):
-                await self.watch.synced.wait()
+        await is_set_within(self.watch.synced, self.settings.discovery_timeout)
         await self.discovery.run()
 
     async def _release(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from dra_kubeletplugin.base.settings import ControllerSettings, Settings, load
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.cli.shell.driver_options import given_own
 from dra_kubeletplugin.cli.shell.exit_handling import report
@@ -64,7 +64,7 @@ def planned(args: argparse.Namespace) -> DevPlan:
     """
     drivers = _drivers(args)
     options = given(args)
-    settings = load(options | {"kubeconfig": ""})
+    settings = Settings.load(options | {"kubeconfig": ""})
     faults: list[str] = []
     own = _own_options(args, drivers, settings, faults)
     nodes = _nodes(args, settings, faults)

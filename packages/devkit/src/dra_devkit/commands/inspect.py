@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dra_kubeletplugin.base import text
-from dra_kubeletplugin.base.settings import Settings, load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.cli.shell.driver_options import given_own
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
@@ -153,7 +153,7 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
 
 def inspect(args: argparse.Namespace) -> int:
     _check(args)
-    settings = load(given(args))
+    settings = Settings.load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host.of(dataclasses.replace(settings, sysfs_root=root))

@@ -18,7 +18,7 @@ from typing import Any
 
 from dra_kubeletplugin.base import text as wording
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.settings import load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.terminal import indented
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
@@ -246,7 +246,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], h
     """Yields the slices that the drivers would publish on a described host. Selectors are compared with their attributes."""
     if host is None:
         return
-    settings = load({}, {})
+    settings = Settings.load({}, {})
     with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.devices.inventory"):
         for driver, reader in zip(drivers, readers, strict=True):
             own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.settings import Settings, load
+from dra_kubeletplugin.base.settings import Settings
 from packages.devkit.tests.packaging.manifests.rendering import LEAST, ROOT, container, one, plain, with_features
 
 SERVES = """
@@ -131,7 +131,7 @@ def probe(host: str, port: int) -> bytes:
 @WORKLOADS
 def test_probes_contain_no_host_and_no_address_of_one_family(workload: JSON) -> None:
     """The node resolves ``httpGet.host``: a loopback address there is the node's own, and an address fixes one address family."""
-    assert load({}, {"HTTP_ADDRESS": address(workload)}).http_address.startswith(":")
+    assert Settings.load({}, {"HTTP_ADDRESS": address(workload)}).http_address.startswith(":")
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = container(workload)[name]
         assert set(probe["httpGet"]) == {"path", "port"}

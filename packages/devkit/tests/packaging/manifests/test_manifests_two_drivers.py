@@ -14,7 +14,7 @@ from dra_devkit.testing.oci import env_of
 from dra_devkit.testing.pods import pod, template
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.settings import load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.plugin.node import Plugin
@@ -88,7 +88,7 @@ def environment(manifests: list[JSON], pod: JSON, cluster: LocalCluster) -> dict
 async def running(cluster: LocalCluster, manifests: list[JSON]) -> AsyncIterator[Plugin]:
     daemonset = one(manifests, "DaemonSet")
     found = await cluster.wait("the DaemonSet's pod", lambda: pod_of(cluster, daemonset))
-    settings = load({}, environment(manifests, found, cluster))
+    settings = Settings.load({}, environment(manifests, found, cluster))
     async with Plugin(Two(), settings, await config_of(cluster, daemonset, found)).running() as plugin:
         await plugin.ready(READY)
         yield plugin

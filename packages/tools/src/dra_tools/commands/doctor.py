@@ -16,7 +16,7 @@ from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style
 from dra_devkit.localcluster.dev import control
 from dra_kubeletplugin.base.local_clusters import running, state_root
-from dra_kubeletplugin.base.settings import Settings, load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.terminal import indented
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
@@ -96,7 +96,7 @@ def gathered(args: argparse.Namespace) -> int:
 
 
 def _examination(args: argparse.Namespace) -> Examination:
-    settings = load(given(args))
+    settings = Settings.load(given(args))
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     if args.host is False:

@@ -11,7 +11,7 @@ from dra_devkit.commands.described_cluster import allocatable, cluster_of, host_
 from dra_devkit.commands.progress import Progress
 from dra_devkit.generations import key_of, newest_by_pool
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.settings import load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.terminal import on_one_line
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
@@ -53,7 +53,7 @@ def _described(args: argparse.Namespace, progress: Progress) -> tuple[str, list[
             "--export-slices exports one node, as all nodes of a node group are the same: write --host HOST once, without a number"
         )
     drivers = {target: load_driver(target) for target in args.drivers}
-    objects, notes = cluster_of(kinds, drivers, load(given(args)), allocatable(""), progress)
+    objects, notes = cluster_of(kinds, drivers, Settings.load(given(args)), allocatable(""), progress)
     (node,) = (o["metadata"]["name"] for o in objects if o["kind"] == "Node")
     return node, [o for o in objects if o["kind"] == "ResourceSlice"], notes
 

@@ -14,7 +14,7 @@ from dra_devkit.commands.progress import Progress
 from dra_devkit.commands.style import Style, wrapped
 from dra_devkit.kubernetes_releases import nearest
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.base.settings import load
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.text import counted, join_names, natural
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import given, refuse
@@ -82,7 +82,7 @@ def _described(
     args: argparse.Namespace, progress: Progress, manifests: Sequence[ReadOnlyJSON]
 ) -> tuple[Snapshot, str, tuple[str, ...]]:
     free = allocatable(args.allocatable or "")
-    settings, hosts = load(given(args)), host_kinds(args.hosts)
+    settings, hosts = Settings.load(given(args)), host_kinds(args.hosts)
     drivers = {target: load_driver(target) for target in args.drivers}
     objects, unpublished = cluster_of(hosts, drivers, settings, free, progress)
     refused = _refused(drivers.values(), settings.driver_name, [*objects, *manifests])

@@ -8,7 +8,6 @@ has its own task. Claims never wait for each other, except for a device that an 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from enum import Enum
 from ....base.backoff import Backoff
 from ....base.telemetry.logs import Fields, claim_fields, operation, set_log_fields
 from ....base.telemetry.metrics import Metrics
+from ....base.wakeup import is_set_within
 from ....claims.claim_fields import ClaimFields, ClaimIdentity, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....driver import BoundClaim, Condition, DeviceStatus
@@ -288,9 +288,7 @@ class Binder:
         until = time.monotonic() + seconds
         while (remaining := until - time.monotonic()) > 0 and self._seen(work.uid) == seen and not self._stopping:
             work.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(remaining):
-                    await work.changed.wait()
+            await is_set_within(work.changed, remaining)
 
 
 def _status(result: DeviceResult, error: DraError | None) -> DeviceStatus:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 from dra_kubeletplugin.base.settings.values import OptionFault
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.base.yaml import is_text
@@ -126,7 +126,7 @@ def _option_errors(source: ManifestSource, options: JSON) -> Iterator[PlacedText
 def _setting_errors(name: str, value: str, role: type[Settings]) -> list[PlacedText]:
     """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
-        found: Sequence[str] = load({}, {name: value}, role).common_faults()
+        found: Sequence[str] = role.load({}, {name: value}).common_faults()
     except SettingsError as e:
         found = e.faults
     return [PlacedText(f"options.{name}", f.problem) for f in found if isinstance(f, OptionFault) and f.env == name]
