@@ -8,7 +8,7 @@ from pathlib import Path
 from dra_kubeletplugin.base.flock import FileLock, remove_unlocked
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.instance_lock import InstanceLock
-from dra_kubeletplugin.plugin.grpc import remove_stale
+from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
 UID = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
 INSTANCE = "7-0123abcd"

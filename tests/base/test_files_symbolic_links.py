@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.plugin.grpc import UnixServer
+from dra_kubeletplugin.plugin.grpc.server import UnixServer
 from tests.base.file_operations import INSTANCE, OPERATIONS, UID
 
 SECRET = b'{"pool": {"device": []}}\n'

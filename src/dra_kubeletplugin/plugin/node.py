@@ -37,16 +37,10 @@ from ..kube import ApiConfig, KubeClient, load_config
 from ..kube.event_recorder import EventRecorder
 from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE, MAX_DEVICES_WITH_EXTRAS
 from .driver_checks import DriverChecks
-from .grpc import (
-    NodeService,
-    Registration,
-    UnixServer,
-    lock_of,
-    remove_hidden,
-    remove_stale,
-    socket_paths,
-)
-from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
+from .grpc.node_service import NodeService
+from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES, Registration
+from .grpc.server import UnixServer
+from .grpc.sockets import lock_of, remove_hidden, remove_stale, socket_paths
 from .lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pytest
 
 from dra_devkit.testing import node_with
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.plugin.grpc import UnixServer
+from dra_kubeletplugin.plugin.grpc.server import UnixServer
 from tests.helpers.crash.file_faults import failing_calls
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref, unprepare_call

@@ -28,7 +28,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims.store import folder
-from dra_kubeletplugin.plugin.grpc import NodeService
+from dra_kubeletplugin.plugin.grpc.node_service import NodeService
 from tests.helpers.crash.kill_points import kill_at, wrap_method
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])

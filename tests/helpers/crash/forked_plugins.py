@@ -90,11 +90,12 @@ def _instrument(order: Order) -> None:
     from dra_kubeletplugin.claims.reconcile import Reconciler
     from dra_kubeletplugin.devices.slices import Publisher
     from dra_kubeletplugin.kube import KubeClient
-    from dra_kubeletplugin.plugin.grpc import NodeService, UnixServer
+    from dra_kubeletplugin.plugin.grpc.node_service import NodeService
+    from dra_kubeletplugin.plugin.grpc.server import UnixServer
 
     steps = Steps(order.folder, order.step)
     wrap_method(
-        KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}")
+        KubeClient, "raw", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}")
     )
     match order.arm:
         case "start":

@@ -37,8 +37,7 @@ from dra_kubeletplugin.claims.store.folder import LOCK
 from dra_kubeletplugin.claims.store.records import NODE_FILE
 from dra_kubeletplugin.errors import describe
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.plugin.grpc import socket_paths
-from dra_kubeletplugin.plugin.grpc.sockets import is_live
+from dra_kubeletplugin.plugin.grpc.sockets import is_live, socket_paths
 from tests.helpers.crash.forked_plugins import Order
 from tests.helpers.crash.record_stores import remove_records
 from tests.helpers.pod_resources import listing_pods

@@ -16,10 +16,8 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import DeviceHealth
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_state import DeviceKey
-from dra_kubeletplugin.plugin.grpc import (
-    Registration,
-)
 from dra_kubeletplugin.plugin.grpc.health import HealthService
+from dra_kubeletplugin.plugin.grpc.registration import Registration
 
 MIB = 1024 * 1024
 

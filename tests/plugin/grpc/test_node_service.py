@@ -13,7 +13,7 @@ from dra_kubeletplugin._proto import dra_v1beta1_pb2 as v1beta1
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimOutcome
 from dra_kubeletplugin.claims.prepared_devices import PreparedResult
-from dra_kubeletplugin.plugin.grpc import NodeService
+from dra_kubeletplugin.plugin.grpc.node_service import NodeService
 
 VERSIONS = pytest.mark.parametrize("pb", [v1, v1beta1])
 

@@ -9,13 +9,13 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
 from .limits import LIVENESS, READ, READINESS, Connections, Phase, Reader
-from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
+from .messages import Handler, RefusedError, Request, Response, busy, refusal
 
 log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
@@ -124,7 +124,9 @@ class Session:
                 return
             response = await self._handle(request)
             if response.tunnel:
-                await self._become(response.tunnel, response.headers)
+                self._write(h11.InformationalResponse(status_code=101, headers=list(response.headers.items())))
+                await self.writer.drain()
+                await response.tunnel(bytes(self.h11.trailing_data[0]), self.reader, self.writer)
                 return
             # A client that sends requests without waiting for responses would delay other clients, such as probes.
             self.is_last = self.is_last or bool(self.h11.trailing_data[0])
@@ -164,11 +166,6 @@ class Session:
             log.exception("unexpected exception in an HTTP request: %s %s", request.method, request.path)
             return Response(500, b"internal error", "text/plain")
 
-    async def _become(self, tunnel: Tunnel, headers: Mapping[str, str]) -> None:
-        self._write(h11.InformationalResponse(status_code=101, headers=list(headers.items())))
-        await self.writer.drain()
-        await tunnel(bytes(self.h11.trailing_data[0]), self.reader, self.writer)
-
     # --- reading --------------------------------------------------------------------------------------
 
     async def _read(self) -> bytes:
@@ -189,17 +186,17 @@ class Session:
     async def _request(self) -> Request | None:
         """Returns the next request; None if the client closed the connection. Raises ``TimeoutError``, ``RefusedError``."""
         self._between = True
-        async with within(self.limits.idle_timeout):
+        async with asyncio.timeout(self.limits.idle_timeout):
             self.h11.receive_data(await self._read())
         self._between = False
         if self.phase is not Phase.UNFINISHED:
             self.enter(Phase.UNFINISHED)
-        async with within(self.limits.head_timeout):
+        async with asyncio.timeout(self.limits.head_timeout):
             await self._receive_head()
             head = await self._event()
         if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # this server is not a proxy
             return None
-        async with within(self.limits.body_timeout):
+        async with asyncio.timeout(self.limits.body_timeout):
             body = await self._body(head)
         if body is None:
             return None
@@ -261,23 +258,18 @@ class Session:
         self.connections.release(self)  # the request's body
         self.enter(Phase.RESPONDING)
         self.connections.hold(self, len(response.body))
-        async with within(self.limits.send_timeout):
+        async with asyncio.timeout(self.limits.send_timeout):
             if request.method == "HEAD":
                 self._write(head, h11.EndOfMessage())
             elif len(response.body) <= _WRITE:
                 self._write(head, *body)
-            else:
+            else:  # in parts: many connections may send the same body object, and the transport's buffer copies one part only
                 self._write(head)
-                await self._send_in_parts(response.body)
+                for start in range(0, len(response.body), _WRITE):
+                    self._write(h11.Data(data=response.body[start : start + _WRITE]))
+                    await self.writer.drain()
+                self._write(h11.EndOfMessage())
             await self.writer.drain()
-
-    async def _send_in_parts(self, body: bytes) -> None:
-        """Sends a large body so that the transport's buffer contains one part only: many connections may send the same body object."""
-        view = memoryview(body)
-        for start in range(0, len(body), _WRITE):
-            self._write(h11.Data(data=bytes(view[start : start + _WRITE])))
-            await self.writer.drain()
-        self._write(h11.EndOfMessage())
 
     async def _stream(self, stream: AsyncIterator[bytes]) -> None:
         task = asyncio.current_task()
@@ -305,11 +297,6 @@ class Session:
         """Writes all events at once: separate writes are sent as separate packets."""
         if data := b"".join([self.h11.send(e) or b"" for e in events]):
             self.writer.write(data)
-
-
-def within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Returns a time limit; for None, a context without a limit."""
-    return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
 def _head_and_body(response: Response) -> tuple[h11.Event, ...]:

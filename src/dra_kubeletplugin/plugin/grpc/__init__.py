@@ -5,18 +5,3 @@ import os
 # With its own fork handlers, gRPC starts its threads again in a process that a driver forks, which then crashes at random
 # (gRPC 1.85: SIGSEGV, SIGABRT). gRPC reads this variable when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-from .node_service import NodeService
-from .registration import Registration
-from .server import UnixServer
-from .sockets import lock_of, remove_hidden, remove_stale, socket_paths
-
-__all__ = [
-    "NodeService",
-    "Registration",
-    "UnixServer",
-    "lock_of",
-    "remove_hidden",
-    "remove_stale",
-    "socket_paths",
-]
