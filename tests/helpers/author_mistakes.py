@@ -239,7 +239,7 @@ UNPUBLISHED = [
 PREPARE = [
     prepare("raises", "[{}['port']]", "DRIVER_FAILED: the driver's prepare raised KeyError: 'port'"),
     prepare("SystemExit", "[__import__('sys').exit(3)]", "the driver's prepare raised SystemExit: 3"),
-    prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "Unexpected keyword argument 'envs'"),
+    prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "unexpected keyword argument 'envs'"),
     prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "unexpected keyword argument 'edit'"),
     prepare("edits", "[d.prepared(ContainerEdits(env=['A=1'])) for d in claim.devices]", "env must be a mapping of names to values, not list"),
     prepare_result("None", "None", "prepare returned NoneType, not a list of PreparedDevice: is a `return` missing?"),

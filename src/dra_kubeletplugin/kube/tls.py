@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,8 +119,6 @@ def _as_path(source: Source) -> Iterator[Path]:
     if isinstance(source, Path):
         yield source
         return
-    import tempfile  # imported here: it loads shutil and random, and a service account in a pod does not need it
-
     with tempfile.NamedTemporaryFile(prefix="dra-kubeconfig-") as file:  # only its owner can read it
         file.write(source)
         file.flush()

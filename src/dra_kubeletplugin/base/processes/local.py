@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -132,7 +133,7 @@ class LocalRunner:
     def launch(self, command: ProcessCommand) -> Launched:
         self.reap(list(self._exits))  # an abandoned process has no other call that reaps it
         env = command.environment()
-        if not _is_program(command.argv[0], env):
+        if not shutil.which(command.argv[0], path=env["PATH"]):
             raise RetryableError(f"the program {printable(command.argv[0])} was not found; PATH is {env['PATH']}")
         stdin, gate = os.pipe()
         try:
@@ -234,12 +235,6 @@ class LocalRunner:
             self.reap([process.pid])
 
 
-def _is_program(name: str, env: Mapping[str, str]) -> bool:
-    """Whether execvpe(3) would find the program. Without shutil, which the plugin must not load because of its memory."""
-    paths = [Path(name)] if "/" in name else [Path(folder, name) for folder in os.get_exec_path(env)]
-    return any(path.is_file() and os.access(path, os.X_OK) for path in paths)
-
-
 def cut_log(path: Path, limit: int = MAX_LOG) -> bool:
     """Cuts a log file above ``limit`` bytes to its last ``limit / 4`` bytes. Returns whether it did. Raises ``OSError``.
 
@@ -274,16 +269,3 @@ def _exit_text(ended: os.waitid_result) -> str:
         return f"was killed by {signal.Signals(ended.si_status).name}"
     except ValueError:
         return f"was killed by signal {ended.si_status}"
-
-
-__all__ = [
-    "MARKER",
-    "MAX_LOG",
-    "Launched",
-    "LocalRunner",
-    "ProcessCommand",
-    "ProcessRunner",
-    "ProcessState",
-    "cut_log",
-    "log_tail",
-]
