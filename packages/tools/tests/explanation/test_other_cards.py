@@ -173,13 +173,45 @@ async def test_a_free_card_without_an_attribute_of_its_own_cannot_be_selected(
         )
 
 
+class Functions(Driver):
+    """Functions in two IOMMU groups, as in drivers/pci: the key has the name and the number of the group."""
+
+    name = NAME
+
+    def devices(self) -> list[Device]:
+        return [Device(f"fn-{i}", attributes={"iommuGroup": 20 + i // 2, "port": i % 2}) for i in range(4)]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        for device in claim.devices:
+            claim.shared_step(self.setup_group, f"iommu-group-{device.attributes['iommuGroup']}", claim=claim.uid)
+        return [d.prepared(ContainerEdits(env={"A": "b"})) for d in claim.devices]
+
+    def setup_group(self, group: str, claim: str) -> None:
+        pass
+
+    def teardown_group(self, group: str, claim: str) -> None:
+        pass
+
+
+async def test_a_key_of_an_attributes_name_and_number_identifies_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    async with node_with(Functions) as node:
+        await node.run_pod("first")
+        await node.apply_pod("second")
+        change = await change_for(node, "second", capsys)
+        assert change.startswith("node-1/fn-2 would do: its card is free. ")
+        assert selector_in(change) == f'device.attributes["{NAME}"].iommuGroup == 21'
+
+
 async def test_no_card_is_named_if_neither_attributes_nor_counters_show_the_cards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with node_with(Hidden) as node:
         await node.run_pod("first", wants("latency"))
         await node.apply_pod("second", wants("throughput"))
-        assert await change_for(node, "second", capsys) == f"{WAIT}; whether another card would do is not known"
+        assert await change_for(node, "second", capsys) == (
+            f"{WAIT}; whether another card would do is not known: neither an attribute with this value nor a common counter set shows which "
+            "devices share a1"
+        )
 
 
 async def test_a_pod_with_an_extended_resource_learns_that_it_needs_a_claim_for_another_card(

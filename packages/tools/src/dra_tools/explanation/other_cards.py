@@ -42,9 +42,14 @@ def change_for(view: SchedulerView, pod: PodInfo, message: str) -> str:
     of_resources = view.cache.claims.extended_of(pod.uid)
     claims = [*claims_of(view, pod), *([of_resources] if of_resources else [])]
     cards = _Cards(view, claims, key["key"])
-    placed = devices_in(cards.with_free_cards_only(of_resources), pod.pod) if cards.blocked else None
+    if not cards.blocked:
+        missing = (
+            f"neither an attribute with this value nor a common counter set shows which devices share {key['key']}"
+        )
+        return f"{_WAIT}; whether another card would do is not known: {missing}"
+    placed = devices_in(cards.with_free_cards_only(of_resources), pod.pod)
     if placed is None:
-        return f"{_WAIT}; whether another card would do is not known"
+        return f"{_WAIT}; whether another card would do is not known, because the search for one failed"
     if not placed:
         return f"{_WAIT}; no other free card would do"
 
@@ -108,7 +113,7 @@ class _Cards:
     def identifying(self) -> set[str]:
         """The attributes of the pod's devices whose value is the key."""
         allocated = (self.devices.get(_id(r), {}) for c in self.claims for r in results_of(c))
-        return {n for d in allocated for n, v in _attributes(d) if self._is_key(v)}
+        return {n for d in allocated for n, v in _attributes(d) if self._is_key(n, v)}
 
     def cards(self, device: DeviceId, found: JSON) -> set[_Card]:
         """Returns the device itself, its counter sets, and its values of attributes that identify cards."""
@@ -132,12 +137,16 @@ class _Cards:
         """The pod's devices on the card with the other state, each with its claim; empty if the card is not known."""
         every = [(c, r) for c in self.claims for r in results_of(c) if _id(r) in self.devices]
         if self.identifying:
-            return [(c, r) for c, r in every if any(self._is_key(v) for _, v in _attributes(self.devices[_id(r)]))]
+            return [(c, r) for c, r in every if any(self._is_key(n, v) for n, v in _attributes(self.devices[_id(r)]))]
         return [(c, r) for c, r in every if self._held & self._cards_of([_id(r)])]
 
-    def _is_key(self, value: str | int) -> bool:
-        """An integer can equal the key by chance."""
-        return isinstance(value, str) and value.lower() == self.key.lower()
+    def _is_key(self, attribute: str, value: str | int) -> bool:
+        """Returns whether the key is the value, or the attribute's name and its value, such as ``iommu-group-20`` for ``iommuGroup``.
+
+        An integer alone can equal the key by chance.
+        """
+        named = _letters(f"{attribute.rpartition('/')[2]}{value}") == _letters(self.key)
+        return named or (isinstance(value, str) and value.lower() == self.key.lower())
 
     def with_free_cards_only(self, of_resources: JSON | None) -> Snapshot:
         """Returns the snapshot in which the pod's claims are open, and the blocked devices' drivers have only cards without a holder."""
@@ -191,6 +200,11 @@ def _id(result: JSON) -> DeviceId:
 def _request(result: JSON) -> str:
     """Returns the name of a result's request without the alternative."""
     return str(result["request"]).partition("/")[0]
+
+
+def _letters(text: str) -> str:
+    """Returns the letters and digits of a text in lower case."""
+    return "".join(filter(str.isalnum, text)).lower()
 
 
 def _attributes(device: JSON) -> Iterator[tuple[str, str | int]]:
