@@ -36,8 +36,8 @@ def converting_errors(what: str, server: str, late: Callable[[], str]) -> Iterat
         raise ApiError(f"{what}: the response of {server} cannot be used: {describe(e)}") from e
 
 
-def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
-    """Returns the JSON object of a successful response, {} for an empty body.
+def check_response(response: HttpResponse, what: str) -> HttpResponse:
+    """Returns a successful response unchanged.
 
     Raises :class:`ApiError` for any other response. The error's status is 0 for a redirect, and for a web page with a status below
     500: a proxy sent these responses, not the API server.
@@ -49,22 +49,20 @@ def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], A
         raise ApiError(
             f"{what}: {response.status}, a redirect to {place!r}, which no API server sends: is there a proxy in between?"
         )
+    return response
+
+
+def decode_object(response: HttpResponse, what: str) -> JSON:
+    """Returns the JSON object of a successful response, {} for an empty body. Raises :class:`ApiError` if it has another body."""
     if not response.body:
         return {}
     try:
-        out = decode(response.body)
+        out = from_json(response.body)
     except (ValueError, RecursionError) as e:
         raise ApiError(f"{what}: the response is not JSON ({printable(e)}): {_excerpt(response)}") from None
     if not isinstance(out, dict):
         raise ApiError(f"{what}: the response is not a JSON object: {_excerpt(response)}")
     return out
-
-
-def check_response(response: HttpResponse, what: str) -> HttpResponse:
-    """Returns a successful response unchanged. Raises :class:`ApiError` as :func:`decode_object` does."""
-    if response.status >= 300:
-        decode_object(response, what)  # always raises
-    return response
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -90,12 +88,11 @@ class Page(msgspec.Struct):
 
 
 def decode_page(response: HttpResponse, what: str, *, checked: bool = True) -> Page:
-    """Decodes a list. Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata.
+    """Decodes the list of a successful response. Raises :class:`ApiError` if it is not a list, or if an item has no valid metadata.
 
     Args:
         checked: whether the items are checked.
     """
-    check_response(response, what)
     try:
         page: Page = from_json(response.body, Page)
         for item in page.items or [] if checked else ():

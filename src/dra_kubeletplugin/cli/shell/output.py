@@ -92,29 +92,25 @@ def write(value: object, form: str) -> None:
     print(encoded(value, form, unicode=unicode), end="")
 
 
-def on_lines(value: A) -> A:
+def on_lines(value: Any) -> Any:
     """Returns ``value`` with every text printable and on one line: in fields of dataclasses, mappings, lists and tuples.
 
     Unchanged parts are not copied: an overview of a large cluster has a million texts.
     """
-    return _on_lines(value)  # type: ignore[no-any-return]
-
-
-def _on_lines(value: Any) -> Any:
     if isinstance(value, str):
         return value if isinstance(value, Enum) else on_one_line(value)
     if isinstance(value, tuple | list):
-        items = [_on_lines(v) for v in value]
+        items = [on_lines(v) for v in value]
         return value if all(map(operator.is_, items, value)) else type(value)(items)
     if isinstance(value, Mapping):
-        pairs = [(_on_lines(k), _on_lines(v)) for k, v in value.items()]
+        pairs = [(on_lines(k), on_lines(v)) for k, v in value.items()]
         same = all(k is key and v is inner for (k, v), (key, inner) in zip(pairs, value.items(), strict=True))
         return value if same else dict(pairs)
     if is_dataclass(value) and not isinstance(value, type):
         changed = {}
         for name in _fields(type(value)):
             before = getattr(value, name)
-            if (after := _on_lines(before)) is not before:
+            if (after := on_lines(before)) is not before:
                 changed[name] = after
         return replace(value, **changed) if changed else value
     return value
