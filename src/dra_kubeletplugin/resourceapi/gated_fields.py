@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from ..base.json_types import ReadOnlyJSON
@@ -73,7 +74,7 @@ def _used(value: Any, node: _Node) -> Iterator[tuple[ApiField, Any]]:
             yield from _used(item, node)
     elif isinstance(value, dict):
         each = node.steps.get("*")
-        if each and not each.gated and all(map(each.steps.keys().isdisjoint, value.values())):
+        if each and not each.gated and each.steps.keys().isdisjoint(chain.from_iterable(value.values())):
             return  # the usual case of attributes and capacities, of which a device has dozens
         for name, inner in value.items():
             step = each or node.steps.get(name)
