@@ -27,9 +27,12 @@ from tests.tools.tree import ROOT
 NODE = {
     "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}},
 }  # fmt: skip
-# Before 1.37, the scheduler compares a device only with the device before it.
+# Since 1.37, the scheduler compares a device with all chosen devices, before only with the device before it.
 REPEATED = [{"name": n, "attributes": {"rail": {"int": v}}} for n, v in (("a", 1), ("b", 2), ("c", 1))]
-STATES = dict.fromkeys(RELEASES, ExplanationState.FITS) | {"1.37": ExplanationState.WAITS}
+STATES = {
+    release: ExplanationState.WAITS if Features.of(release).is_at_least("1.37") else ExplanationState.FITS
+    for release in RELEASES
+}
 EACH = pytest.mark.parametrize(("release", "state"), STATES.items())
 
 

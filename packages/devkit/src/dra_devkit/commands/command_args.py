@@ -12,12 +12,13 @@ from dra_kubeletplugin.cli.shell.parsing import Group, Parser, command
 KINDS = ("pci", "chardev", "sdk")
 LIVE_NAMES = ("objects", "pods", "nodes", "namespaces", "devices", "drivers")
 """What ``dra completion`` can print for its scripts."""
+RELEASES = "1.34 to 1.37 (default: 1.36)"
 HOST = "described host to use instead of this machine: a YAML file, or the name of a description in the package"
 
 
 def add_release(parser: Parser) -> None:
     """Adds the options that select a release of Kubernetes and its feature gates."""
-    text = "release of Kubernetes: 1.34 to 1.37 (default: 1.36)"
+    text = f"release of Kubernetes: {RELEASES}"
     parser.add_argument("--kubernetes", metavar="RELEASE", default="", help=text)
     text = "feature gates that differ from the defaults of the release; --gates is the same option"
     add_repeated(parser, "--feature-gates", "--gates", metavar="NAME=BOOL,...", help=text)

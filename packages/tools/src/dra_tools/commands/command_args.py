@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dra_devkit.commands.command_args import RELEASES
 from dra_kubeletplugin.cli.command_args import DRIVER
 from dra_kubeletplugin.cli.shell.options import add_repeated, add_settings
 from dra_kubeletplugin.cli.shell.output import add_output
@@ -132,9 +133,7 @@ def add_top(top: Parser) -> None:
 
 
 def _add_release(parser: Parser, objects: str) -> None:
-    text = (
-        f"release of Kubernetes whose rules apply to {objects}: 1.34 to 1.37 (default: 1.36); a cluster reports its own"
-    )
+    text = f"release of Kubernetes whose rules apply to {objects}: {RELEASES}; a cluster reports its own"
     parser.add_argument("--kubernetes", metavar="RELEASE", default="", help=text)
 
 
