@@ -25,14 +25,6 @@ async def prepare_call(node: Any, *claims: Any, version: str = "v1", authority: 
         return await stub_module.DRAPluginStub(channel).NodePrepareResources(request, timeout=60)
 
 
-async def retry_prepare(node: Any, uid: str, *claims: Any) -> Any:
-    """Returns the response for a claim, after retries as by the kubelet while the claim is in progress."""
-    async with asyncio.timeout(30):
-        while (response := (await prepare_call(node, *claims)).claims[uid]).error.startswith("STILL_WORKING"):
-            pass
-    return response
-
-
 async def unprepare_call(node: Any, *claims: Any) -> Any:
     pb = dra_v1_pb2
     request = pb.NodeUnprepareResourcesRequest(claims=[pb.Claim(namespace=n, name=m, uid=u) for n, m, u in claims])

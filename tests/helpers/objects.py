@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dra_devkit.testing import pods
 from dra_kubeletplugin.base.json_types import JSON
 
 DRIVER = "toy.example.com"
@@ -12,8 +13,7 @@ _API = "resource.k8s.io/v1"
 
 
 def device_class(name: str = "devices", driver: str = DRIVER) -> JSON:
-    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-    return {"apiVersion": _API, "kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
+    return pods.device_class(name, driver)
 
 
 def claim_spec(*, admin: bool = False, count: int = 1, name: str = "device", device_class: str = "devices") -> JSON:
@@ -41,10 +41,7 @@ def pod(
     name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = (), used: bool = True, **spec: Any
 ) -> JSON:
     """Returns a pod with one container, ``main``, that uses all claims of the pod (or none). They are named t0, t1 ... and c0, c1 ..."""
-    entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
-    entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
-    container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
-    if used and entries:
-        container["resources"] = {"claims": [{"name": e["name"]} for e in entries]}
-    body: JSON = {"restartPolicy": "Never", "resourceClaims": entries, "containers": [container]} | spec
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
+    body = pods.pod(name, templates=templates, claims=claims)
+    if not used or not (templates or claims):
+        del body["spec"]["containers"][0]["resources"]
+    return {**body, "spec": body["spec"] | spec}
