@@ -174,16 +174,8 @@ def record_json(row: Any) -> ReadOnlyJSON:
     if not isinstance(row, Record):
         return {"uid": row.uid, "unreadable": row.reason}
     devices = [{k: v for k, v in d.items() if k != "data"} for d in row.devices]
-    shown: dict[str, Any] = {
-        "uid": row.uid,
-        "namespace": row.namespace,
-        "name": row.name,
-        "state": str(row.state),
-        "error": row.error,
-    }
-    return shown | {
-        "created": row.created,
-        "updated": row.updated,
+    plain = ("uid", "namespace", "name", "state", "error", "created", "updated")
+    return {name: getattr(row, name) for name in plain} | {
         "devices": devices,
         "steps": [s.get("step") for s in row.undo],
         "shared": [{k: v for k, v in s.items() if k != "data"} for s in row.shared],

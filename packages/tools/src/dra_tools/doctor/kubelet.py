@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,7 @@ def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Findin
 class Registered:
     """The drivers that :func:`drivers` found. ``complete`` is False if the registry, or one of its sockets, could not be used."""
 
-    names: set[str] = field(default_factory=set)
+    names: Counter[str] = field(default_factory=Counter)  # with the number of instances
     complete: bool = False
 
 
@@ -87,7 +88,6 @@ def drivers(root: Path, kubelet_root: Path, registered: Registered | None = None
         yield denied("sockets", e)
         return
     registered.complete = True
-    names: dict[str, int] = {}
     for path in sockets:
         try:
             owner = _owner(root, path)
@@ -114,10 +114,9 @@ def drivers(root: Path, kubelet_root: Path, registered: Registered | None = None
                 "restart that driver; the kubelet cannot use it",
             )
             continue
-        names[info.name] = names.get(info.name, 0) + 1
-        registered.names.add(info.name)
+        registered.names[info.name] += 1
         yield from _driver(root, path, owner, info)
-    for name, count in names.items():
+    for name, count in registered.names.items():
         if count > 2:
             yield warning(
                 "sockets",

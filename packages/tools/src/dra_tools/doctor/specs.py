@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -49,10 +50,7 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
         yield warning(
             "CDI", f"{name} is in {paths}: the last file hides the others", "remove the file that is not intended"
         )
-    kinds: dict[str, int] = {}
-    for name in cache.devices:
-        kind = name.partition("=")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter(name.partition("=")[0] for name in cache.devices)
     counted = ", ".join(f"{n} of {kind}" for kind, n in sorted(kinds.items())) or "no devices"
     yield ok("CDI", f"{', '.join(map(str, there))}: {counted}")
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dra_devkit.generations import PoolKey, key_of
+from dra_devkit.scheduling.allocator.faults import AllocationTimeout
 from dra_devkit.scheduling.allocator.pools import DeviceId, is_here
 from dra_devkit.scheduling.framework.claim_cache import UNUSED, AllocatedState, is_allocated
 from dra_devkit.scheduling.framework.node_allocation import Allocated, Fingerprints, NodeAllocator
@@ -174,11 +175,16 @@ class RepresentativeAllocator(NodeAllocator):
         super().__init__(view.memory, view.cache.devices(), nodes, limit, behavior=view.behavior)
         self._node_keys = keys
         self._of_keys: dict[Hashable, Allocated] = {}
+        self.late: set[str] = set()
+        """The names of nodes whose search took too long."""
 
     def on(self, node: NodeInfo, claims: Sequence[dict[str, Any]], key: Fingerprints) -> Allocated:
         of_node = self._node_keys.of(node)
-        if of_node is None:
-            return super().on(node, claims, key)
-        if (key, of_node) not in self._of_keys:
-            self._of_keys[key, of_node] = super().on(node, claims, key)
-        return self._of_keys[key, of_node]
+        known: Hashable = node.name if of_node is None else of_node
+        try:
+            if (key, known) not in self._of_keys:
+                self._of_keys[key, known] = super().on(node, claims, key)
+        except AllocationTimeout:
+            self.late.add(node.name)
+            raise
+        return self._of_keys[key, known]

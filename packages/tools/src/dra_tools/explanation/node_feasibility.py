@@ -134,6 +134,7 @@ class _NodeExamination:
         self.deadline = time.monotonic() + TRIALS_LIMIT
         rejected = {keys[name]: rejection for name, rejection in cycle.rejected.items()}
         too_large = {keys[name]: entries for name, entries in self.claims.too_large.items()}
+        late = {keys[name] for name in allocator.late}
         found: dict[Hashable, list[NodeReasons]] = {}
         results = []
         for name in self.order:
@@ -143,9 +144,12 @@ class _NodeExamination:
                 results.append(replace(alike[0], node=name))
                 continue
             # Details that name claims differ between equal nodes, so a few of them are examined.
-            fits = key in fitting
-            examined = self._examine(self.nodes[name], rejected.get(key), too_large.get(key, ())) if not fits else None
-            alike.append(examined or NodeReasons(name, True))
+            if key in fitting:
+                alike.append(NodeReasons(name, True))
+            else:
+                alike.append(
+                    self._examine(self.nodes[name], rejected.get(key), too_large.get(key, ()), late=key in late)
+                )
             results.append(alike[-1])
         folded = fold(results)
         tried = tuple(self._changes(folded)) if changes and not error else ()
@@ -170,8 +174,15 @@ class _NodeExamination:
 
     # --- one node -------------------------------------------------------------------------------
 
-    def _examine(self, node: NodeInfo, rejection: Rejection | None, too_large: Sequence[JSON]) -> NodeReasons:
-        """Finds the reasons of one node. ``too_large``: what the devices of the claims use of the node, if that is too much."""
+    def _examine(
+        self, node: NodeInfo, rejection: Rejection | None, too_large: Sequence[JSON], *, late: bool
+    ) -> NodeReasons:
+        """Finds the reasons of one node.
+
+        Args:
+            too_large: what the devices of the claims use of the node, if that is too much.
+            late: whether the search for devices took too long.
+        """
         faults = [*self.filters.faults(node)]
         faults += self._with_nominated(node, {f.text for f in faults})
         faults += self._allocated_for_others(node)
@@ -181,7 +192,7 @@ class _NodeExamination:
         if rejection and not faults and too_large:
             faults += self.filters.of_claims(node, too_large)
         if rejection and enough and not faults:
-            faults = self._together(node, wanted, rejection)
+            faults = [_TIMED_OUT] if late else self._together(node, wanted, rejection)
         elif requests and not enough and self._never_together(node, wanted, requests):
             faults.append(_NEVER_TOGETHER)
         return NodeReasons(node.name, False, faults, requests)
@@ -266,8 +277,6 @@ class _NodeExamination:
 
     def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
         """Returns reasons why the node refuses the pod although each request alone could be satisfied."""
-        if "timed out" in rejection.reasons[0]:
-            return [_TIMED_OUT]
         if rejection.plugin is not Plugin.DEVICES or not wanted:
             return [DeviceFault(ReasonKind.OTHER, why, "") for why in rejection.reasons]
         if time.monotonic() > self.deadline:

@@ -199,21 +199,12 @@ class _Simulator:
         for workload in wanted:
             for pod in pods[workload.shown][:1]:
                 self._keep_features(workload, pod_info.read(pod))
-        unread = (UnevaluatedPart(u.subject, f"it cannot be read: {u.why}") for u in known.unread)
-        self._unevaluated.update(dict.fromkeys(unread))
-        return Simulation(
-            tuple(fits),
-            len(nodes),
-            after.devices,
-            after.free,
-            after.held,
-            after.shared,
-            after.blocked,
-            after.unavailable,
-            (),
-            known.gaps,
-            merged(self._unevaluated),
-        )
+        self._keep(UnevaluatedPart(u.subject, f"it cannot be read: {u.why}") for u in known.unread)
+        numbers = (after.devices, after.free, after.held, after.shared, after.blocked, after.unavailable)
+        return Simulation(tuple(fits), len(nodes), *numbers, gaps=known.gaps, unevaluated=merged(self._unevaluated))
+
+    def _keep(self, parts: Iterable[UnevaluatedPart]) -> None:
+        self._unevaluated.update(dict.fromkeys(parts))
 
     def _keep_features(self, workload: SimulatedWorkload, pod: PodInfo) -> None:
         """Keeps the features of a workload's pods that the simulation does not evaluate."""
@@ -227,7 +218,7 @@ class _Simulator:
             features.append(
                 f"ResourceQuota {name_of(quota)} refuses pods that do not specify {missing}: they are placed as if a LimitRange set it"
             )
-        self._unevaluated.update(dict.fromkeys(UnevaluatedPart(workload.shown, f) for f in features))
+        self._keep(UnevaluatedPart(workload.shown, f) for f in features)
 
     def _place_all(self, workload: SimulatedWorkload, pods: Sequence[JSON], total: int) -> Fit:
         placed: list[Placement] = []
@@ -240,11 +231,9 @@ class _Simulator:
                 continue  # the workload's pods are alike, and no device is freed, so no further pod fits
             of_workload = set() if workload.per_node else rejecting
             found, why = self._place(pod, ExitStack(), of_workload, changes=True)
-            if found is not None:
-                placed.append(found)
+            placed += [found] if found else []
             stopped = stopped or why
-        if stopped is not None:
-            self._unevaluated.update(dict.fromkeys(stopped.unevaluated))
+        self._keep(stopped.unevaluated if stopped else ())
         return Fit(workload.shown, len(pods), tuple(placed), None, False, stopped)
 
     def _with_more(self, workload: SimulatedWorkload, fit: Fit) -> Fit:
@@ -299,7 +288,7 @@ class _Simulator:
             info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, has_alternatives=claims.has_alternatives
         )
         for obj in cluster_reasons.open_claims_and_classes(self.view, info):
-            self._unevaluated.update(dict.fromkeys(not_evaluated(self.view.snapshot, obj)))
+            self._keep(not_evaluated(self.view.snapshot, obj))
         devices = self._take(info, claims, node.name, undo)
         offer = claims.offers.get(node.name)
         cache.place(info.with_claims(offer.node_resources) if offer else info, node.name)
@@ -362,7 +351,5 @@ class _Simulator:
             shown += [f"{r['request']}: {r['driver']}/{r['pool']}/{r['device']}" for r in results_of(after)]
             for r in results_of(after):
                 slices = self.view.slices.by_pool.get((r["driver"], r["pool"]), ())
-                self._unevaluated.update(
-                    dict.fromkeys(not_evaluated_of_device(self.view.snapshot, slices, str(r["device"])))
-                )
+                self._keep(not_evaluated_of_device(self.view.snapshot, slices, str(r["device"])))
         return shown

@@ -22,7 +22,6 @@ T = TypeVar("T")
 Reaches = Callable[[ReadOnlyJSON, ReadOnlyJSON], bool]
 _MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
 _NUMBER = re.compile(r"[-_.]?[0-9]+$")
-_Row = tuple[SliceDevice, tuple[Holder, ...], DeviceRow]
 
 
 @dataclass(frozen=True)
