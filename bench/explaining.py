@@ -158,7 +158,9 @@ def _workload(pods: int) -> list[JSON]:
         "containers": [{"name": "main", "image": "x"}],
         "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}],
     }
-    deployment = {"replicas": pods, "selector": {}, "template": {"metadata": {}, "spec": pod}}
+    labels = {"app": "many"}
+    template_of_pods = {"metadata": {"labels": labels}, "spec": pod}
+    deployment = {"replicas": pods, "selector": {"matchLabels": labels}, "template": template_of_pods}
     return [
         template,
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "many"}, "spec": deployment},

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.commands.style import Style
 from dra_devkit.event_messages import without_prefixes
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.yaml import dump
 from dra_kubeletplugin.cli import main
-from dra_tools.commands.top import explained_overview
-from dra_tools.commands.top.table import table
 from tests.docs.symptoms import event_message
 from tests.helpers.objects import device_class, template
 from tests.helpers.objects import pod as pod_object
@@ -160,12 +157,6 @@ def test_the_state_of_a_container_is_newer_than_each_event(show: Any) -> None:
     assert "DEVICE_HELD" not in found
 
 
-@pytest.mark.parametrize("columns", [80, 130])
-def test_the_line_of_top_begins_with_the_cause(columns: int, show: Any) -> None:
-    found = show("top --once", placed_pod(), OLD, event(PREFIXES[0] + HELD, ago(minutes=40)), columns=columns)
-    assert "default/p 2h DEVICE_HELD: device" in found
-
-
 @pytest.mark.parametrize("columns", [60, 80, 130])
 def test_the_screen_of_top_shows_cause_and_age_on_one_line(columns: int) -> None:
     pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-tools[top]'")
@@ -200,17 +191,6 @@ async def test_a_claim_that_a_quota_refuses_is_explained_once_and_in_top(capsys:
             shown = " ".join(capsys.readouterr().out.split())
             assert [shown.count(refused), shown.count(reported)] == [text == refused, text == reported], shown
             assert text == refused or "so no claim was made from template t, reported" in shown
-
-
-def test_the_table_of_an_overview_has_the_time_of_a_report() -> None:
-    from dra_tools import Snapshot
-
-    time = ago(minutes=40)
-    found = explained_overview(
-        Snapshot.of([NODE, claim("c", "c-uid"), placed_pod(), OLD, event(PREFIXES[0] + HELD, time)]), "", lambda _: None
-    )
-    assert found.waiting[0].reported == time
-    assert any("reported 40m ago" in line for line in table(found, Style(coloured=False), 200))
 
 
 SHARED_STEP = (

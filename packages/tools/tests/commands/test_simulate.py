@@ -22,7 +22,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import Driver, load_driver
-from dra_tools import Snapshot, simulate, take
+from dra_tools import simulate, take
 from gpu_example.driver import Gpu
 from mig_example.driver import Mig
 from tests.helpers.objects import claim_spec, device_class, pod, slice_of, template
@@ -177,11 +177,6 @@ def test_simulate_lists_nodes_in_numerical_order(tmp_path: Path, capsys: pytest.
     assert "11 nodes: nvlink-server-1, nvlink-server-2, nvlink-server-3 and 8 more" in output
 
 
-def test_simulate_uses_the_singular_for_one_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "-f", manifest(tmp_path, 1, 1), *HOSTS[2:]]) == 0
-    assert "1 node; " in capsys.readouterr().out
-
-
 def test_simulate_explains_a_pod_that_does_not_fit_and_exits_with_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,18 +241,6 @@ def test_invalid_arguments_are_refused_with_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_the_library_returns_the_result_that_the_command_prints(tmp_path: Path) -> None:
-    built, _ = cluster_of(
-        [HostKind("nvlink-server", "n", 1)],
-        load_drivers(ROOT / "drivers/gpu_example"),
-        Settings(),
-        allocatable(""),
-        print,
-    )
-    objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
-    assert len(simulate(Snapshot.of(built), objects).workloads[0].placed) == 8
-
-
 @pytest.mark.parametrize(
     "target", ["", "/src/gpu_example", "/src/gpu_example/driver.py", "/src/gpu_example/driver.py:Gpu"]
 )
@@ -295,7 +278,8 @@ def test_simulate_names_the_shared_steps_that_it_does_not_simulate(
     words = ["simulate", "-f", manifest(tmp_path, 1), "--host", "nvlink-server", "--driver", str(driver)]
     driver.write_text(text)
     main(words)
-    assert "shared steps" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "shared steps" not in shown and "1 node; " in shown
     mode = (
         "    def setup_mode(self, card, mode):\n        pass\n    def teardown_mode(self, card, mode):\n        pass\n"
     )

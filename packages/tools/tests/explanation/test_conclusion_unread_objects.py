@@ -102,6 +102,7 @@ def cases() -> Iterator[tuple[str, str, list[JSON]]]:
     held = allocated_claim("h", "a", "n0")
     held["status"]["allocation"]["devices"]["results"][0]["driver"] = "nic.example.com"
     yield "all devices", "DeviceClass", [*BOTH, OTHER, held, made_claim(exactly(allocationMode="All")), pod("c")]
+    yield "any other pod", "Pod", [*BOTH, claim(), pod("c")]
     labelled = node("a", labels={"zone": "x"})
     yield "a label", "Node", [CLASS, labelled, *BOTH[2:], claim(), pod("c", nodeSelector={"zone": "x"})]
     mine = allocated_claim("c", "a", "g0", users=("pods/default/p",))

@@ -12,7 +12,7 @@ import pytest
 from dra_devkit.commands.style import Style
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import QuestionError
-from dra_tools import Explanation, ExplanationState, Gap, ReasonKind, Snapshot, explain, waiting
+from dra_tools import Explanation, ExplanationState, ReasonKind, Snapshot, explain, waiting
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation import node_feasibility
 from packages.tools.tests.objects import (
@@ -576,36 +576,6 @@ def test_an_invalid_subject_is_refused_with_one_sentence(subject: str, sentence:
         explain_objects(node("a"), claim(), pod("c", name="train"), pod(name="web"), other_namespace, subject=subject)
     assert sentence in str(e.value)
     assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize(
-    ("unreadable", "state"),
-    [
-        ("nodes", ExplanationState.UNKNOWN),
-        ("deviceclasses", ExplanationState.UNKNOWN),
-        ("pods", ExplanationState.UNKNOWN),
-        ("resourceslices", ExplanationState.UNKNOWN),
-        ("resourceclaims", ExplanationState.UNKNOWN),
-        ("namespaces", ExplanationState.FITS),
-        ("resourceclaimtemplates", ExplanationState.FITS),
-    ],
-)
-def test_unreadable_kinds_are_not_treated_as_absent(unreadable: str, state: ExplanationState) -> None:
-    kinds = {
-        "nodes": "Node",
-        "deviceclasses": "DeviceClass",
-        "resourceslices": "ResourceSlice",
-        "resourceclaims": "ResourceClaim",
-    }
-    objects = [CLASS, node("a"), pool("a", gpu("g0")), claim(), pod("c")]
-    readable = [o for o in objects if o["kind"] != kinds.get(unreadable)]
-    found = (
-        explain(Snapshot.of(readable, gaps=[Gap(unreadable, f"cannot list {unreadable}")]), "p")
-        if unreadable != "pods"
-        else explain_objects(*objects[1:], gaps=(Gap(unreadable, "cannot list pods"),))
-    )
-    assert found.state is state, found.summary
-    assert f"cannot list {unreadable}" in " ".join(text(found, Style(coloured=False)))
 
 
 def test_explain_converts_objects_of_older_versions() -> None:

@@ -16,7 +16,7 @@ from dra_devkit.scheduling.cel.parts import without
 from dra_devkit.scheduling.framework.device_taint_rules import taints_of
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.quantity import parse
-from dra_tools import ExplanationState, Snapshot, SuggestedChange, explain, overview, simulate
+from dra_tools import ExplanationState, Snapshot, SuggestedChange, explain, simulate
 from dra_tools.commands.explain_text import text
 from dra_tools.explanation.device_reasons import FREEING
 from packages.tools.tests.objects import CLASS, DRIVER, allocated_claim, claim, dra, node, pod, pool
@@ -362,12 +362,6 @@ def test_explain_does_not_suggest_deletion_of_pods_on_a_node_that_is_too_small()
     assert [c.text for c in found.changes] == ["less cpu"]
 
 
-def test_explain_reports_a_request_for_more_devices_than_a_node_has() -> None:
-    objects = [CLASS, node("a"), pool("a", {"name": "g0"}), allocated_claim("h", "a", "g0"), claim(count=2), pod("c")]
-    found = explain(Snapshot.of(objects), "p")
-    assert "the node has fewer than 2 devices for request r" in found.summary
-
-
 def test_explain_reports_a_pod_on_a_deleted_node_as_waiting() -> None:
     lost = pod("c", nodeName="gone", status={"phase": "Running"})
     found = explain(Snapshot.of([CLASS, node("a"), claim(), lost]), "p")
@@ -405,18 +399,6 @@ def test_explain_tries_several_shares_of_one_device_as_the_scheduler_does() -> N
     assert [c.text for c in explain(snapshot_with_claims("40Gi"), "p").changes] == [change]
     assert not explain(snapshot_with_claims("41Gi"), "p").changes
     assert not explain(snapshot_with_claims("41Gi", adminAccess=True), "p").changes
-
-
-def test_deletion_of_a_rule_frees_its_devices() -> None:
-    spec = {"deviceSelector": {"pool": "a"}, "taint": {"key": "dc/repair", "value": "7", "effect": "NoSchedule"}}
-    rule = dra("DeviceTaintRule", "repair", spec)
-    objects = [CLASS, node("a"), pool("a", {"name": "g0"}), rule, claim("c0"), pod("c0")]
-    found = explain(Snapshot.of(objects), "p")
-    assert [c.text for c in found.changes] == [
-        "the request has to tolerate dc/repair=7:NoSchedule, or delete DeviceTaintRule repair"
-    ]
-    assert overview(Snapshot.of(objects)).devices[0].why == "taint dc/repair=7:NoSchedule"
-    assert explain(Snapshot.of([o for o in objects if o is not rule]), "p").nodes == ("a",)
 
 
 def test_a_rule_with_the_selector_of_an_old_alpha_version_taints_nothing() -> None:

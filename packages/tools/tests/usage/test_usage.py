@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.base.json_types import JSON
 from dra_tools.usage.details import sections
 from dra_tools.usage.rows import DeviceUse, HealthRow, Occupancy, Overview, counted
-from dra_tools.usage.usage import UsageCounter, UsageResult, count_usage
+from dra_tools.usage.usage import UsageResult, count_usage
 
 DRIVER = "toy.example.com"
 
@@ -97,16 +97,6 @@ def test_each_published_device_is_one_row_and_its_holders_are_the_allocations(
             assert row.use is (DeviceUse.FREE if valid else DeviceUse.UNAVAILABLE)
 
 
-@given(before=SLICES, after=SLICES, first=CLAIMS, then=CLAIMS)
-def test_a_second_tally_equals_a_new_count(
-    before: list[JSON], after: list[JSON], first: list[list[tuple[str, str]]], then: list[list[tuple[str, str]]]
-) -> None:
-    counter = UsageCounter()
-    counter.tally(before, [claim(f"c{i}", *d) for i, d in enumerate(first)])
-    slices, claims = [*before[:2], *after], [claim(f"c{i}", *d) for i, d in enumerate(then)]
-    assert counter.tally(slices, claims) == count_usage(slices, claims)
-
-
 def test_a_partition_is_blocked_while_others_hold_its_counters() -> None:
     shared = [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]
     parts = [{"name": f"half-{i}", "consumesCounters": counters("gpu-0", memory="40Gi")} for i in range(2)]
@@ -175,10 +165,6 @@ def test_only_a_malformed_slice_is_reported_and_omitted(corrupt: Any) -> None:
         "claim c",
         "slice s-n2-1-1",
     ]
-
-
-def test_an_incomplete_pool_is_reported() -> None:
-    assert "has 1 of 2 slices" in count_usage([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
 
 
 def cards(*held: str) -> UsageResult:
@@ -280,32 +266,3 @@ def test_a_claim_of_a_pod_group_is_reserved_for_the_group() -> None:
     assert row.holders[0].pods == ("podgroups ml/train",)
     (*_, (title, pairs)) = sections(Overview("cluster", (row,)), [row.id])
     assert (title, dict(pairs)["reserved for"]) == ("claim ml/c", "podgroups ml/train")
-
-
-def rows_of(number: int) -> Overview:
-    devices = [
-        {"name": f"gpu-{i}", "attributes": {A + "numaNode": {"int": i % 2}, "model": {"string": "H100"}}}
-        | ({"taints": [{"key": "sick", "effect": "NoSchedule"}]} if i == 3 else {})
-        for i in range(number)
-    ]
-    return Overview(
-        "cluster", count_usage([slice_of("n1", devices)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices
-    )
-
-
-def test_a_counter_that_is_used_again_counts_like_a_new_one() -> None:
-    slices = [slice_of(f"n{i}", [{"name": "d0"}, {"name": "d1"}]) for i in range(12)]
-    claims = [claim(f"c{i}", (f"n{i}", "d0")) for i in range(10)]
-    nodes: list[JSON] = [{"metadata": {"name": f"n{i}"}} for i in range(12)]
-    counter = UsageCounter()
-
-    def check() -> None:
-        assert counter.tally(slices, claims, nodes=nodes) == count_usage(slices, claims, nodes=nodes)
-
-    check()
-    claims[7] = claim("c7", ("n7", "d1"))
-    check()
-    del claims[8]
-    slices[3] = slice_of("n3", [{"name": "d0"}])
-    nodes[9] = {"metadata": {"name": "n9"}, "spec": {"unschedulable": True}}
-    check()
