@@ -5,25 +5,18 @@ from __future__ import annotations
 import pytest
 
 from dra_tools.usage.arranging import Grouping, Order, arranged, matching
-from dra_tools.usage.usage import count_usage
-from packages.tools.tests.usage.test_usage import A, claim, slice_of
-
-DEVICES = [
-    {"name": f"gpu-{i}", "attributes": {A + "numaNode": {"int": i % 2}, "model": {"string": "H100"}}}
-    | ({"taints": [{"key": "sick", "effect": "NoSchedule"}]} if i == 3 else {})
-    for i in range(12)
-]
-ROWS = count_usage([slice_of("n1", DEVICES)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices
+from packages.tools.tests.usage.test_usage import rows_of
 
 
 def test_groups_and_orders_use_the_natural_order_of_names() -> None:
-    (group,) = arranged(ROWS)
+    rows = rows_of(12).devices
+    (group,) = arranged(rows)
     assert [r.name for r in group.devices] == [f"gpu-{i}" for i in range(12)]
     assert (group.held, group.bad) == (1, 1)
-    assert [g.title for g in arranged(ROWS, Grouping.NUMA)] == ["n1  NUMA 0", "n1  NUMA 1"]
-    firsts = {o: arranged(ROWS, Grouping.NODE, o)[0].devices[0].name for o in Order}
+    assert [g.title for g in arranged(rows, Grouping.NUMA)] == ["n1  NUMA 0", "n1  NUMA 1"]
+    firsts = {o: arranged(rows, Grouping.NODE, o)[0].devices[0].name for o in Order}
     assert firsts == {"name": "gpu-0", "use": "gpu-2", "health": "gpu-3", "holder": "gpu-2"}
-    assert arranged(ROWS, backwards=True)[0].devices[0].name == "gpu-11"
+    assert arranged(rows, backwards=True)[0].devices[0].name == "gpu-11"
 
 
 @pytest.mark.parametrize(("words", "names"), [
@@ -31,4 +24,4 @@ def test_groups_and_orders_use_the_natural_order_of_names() -> None:
     ("tainted", 1), ("!", 12),
 ])  # fmt: skip
 def test_a_filter_matches_rows_with_all_its_words(words: str, names: int) -> None:
-    assert len(matching(ROWS, words)) == names
+    assert len(matching(rows_of(12).devices, words)) == names

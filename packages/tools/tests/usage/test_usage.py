@@ -266,3 +266,14 @@ def test_a_claim_of_a_pod_group_is_reserved_for_the_group() -> None:
     assert row.holders[0].pods == ("podgroups ml/train",)
     (*_, (title, pairs)) = sections(Overview("cluster", (row,)), [row.id])
     assert (title, dict(pairs)["reserved for"]) == ("claim ml/c", "podgroups ml/train")
+
+
+def rows_of(number: int) -> Overview:
+    devices = [
+        {"name": f"gpu-{i}", "attributes": {A + "numaNode": {"int": i % 2}, "model": {"string": "H100"}}}
+        | ({"taints": [{"key": "sick", "effect": "NoSchedule"}]} if i == 3 else {})
+        for i in range(number)
+    ]
+    return Overview(
+        "cluster", count_usage([slice_of("n1", devices)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices
+    )
