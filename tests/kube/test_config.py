@@ -228,6 +228,50 @@ async def test_an_exec_plugin_is_not_run_for_each_request_if_its_tokens_live_for
     assert runs.read_text() == "x"
 
 
+async def test_the_zero_time_of_go_means_that_a_token_does_not_expire(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    body = f"open({str(runs)!r}, 'a').write('x'); give(token='t', expirationTimestamp='0001-01-01T00:00:00Z')"
+    credentials = exec_credentials(tmp_path, body, interval=0.0)
+    for _ in range(2):
+        assert await credentials.header() == "Bearer t"
+    assert not [t for t in asyncio.all_tasks() if t.get_name() == "exec plugin"], "no run in the background"
+    assert runs.read_text() == "x"
+
+
+async def test_a_client_that_closes_does_not_end_an_exec_plugin_for_which_another_waits(tmp_path: Path) -> None:
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    body = f"import os\nopen({str(started)!r}, 'w').close()\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='t')"
+
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return OBJECT if b"Bearer t" in request else http_response({}, "401 Unauthorized")
+
+    async with RawServer(reply) as peer:
+        config = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
+        config.credentials.wait = 60.0  # type: ignore[attr-defined]
+        async with KubeClient(config) as waiting:
+            async with KubeClient(config):
+                call = asyncio.create_task(waiting.call("GET", "/x"))
+                await wait_until(started.exists, "the run")
+            gate.touch()
+            await call
+
+
+async def test_a_client_runs_the_exec_plugin_again_that_an_earlier_client_ended(tmp_path: Path) -> None:
+    gate, started = tmp_path / "gate", tmp_path / "started"
+    body = f"import os\nopen({str(started)!r}, 'w').close()\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='t')"
+    async with serve_replies(OBJECT) as peer:
+        config = load_config(write_config(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
+        config.credentials.wait = 60.0  # type: ignore[attr-defined]
+        async with KubeClient(config) as first:
+            call = asyncio.create_task(first.call("GET", "/x"))
+            await wait_until(started.exists, "the first run")
+            call.cancel()
+        gate.touch()
+        async with KubeClient(config) as second:
+            await second.call("GET", "/x")
+        assert b"Bearer t" in peer.requests[0]
+
+
 async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca: Pair) -> None:
     client_cert = signed(tmp_path, ca, "me")
     body = f"give(clientCertificateData=open({str(client_cert.cert)!r}).read(), clientKeyData=open({str(client_cert.key)!r}).read())"

@@ -55,12 +55,16 @@ class KubeClient:
     def __init__(self, config: ApiConfig, timeout: float = 15.0, *, connections: int = CONNECTIONS) -> None:
         self.config = config
         self.timeout = timeout
+        config.credentials.clients.add(self)
         self.transport = Transport(config.server, config.tls, config.proxy, connections=connections)
         self._discovery = Discovery(lambda: self.call("GET", f"/apis/{GROUP}", timeout=_DISCOVERY))
 
     async def close(self) -> None:
         await self._discovery.close()
-        await self.config.credentials.close()
+        credentials = self.config.credentials
+        credentials.clients.discard(self)
+        if not credentials.clients:
+            await credentials.close()
         await self.transport.close()
 
     async def __aenter__(self) -> KubeClient:

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 from ..base.files import read_text_file
 from ..errors import ApiError, printable
@@ -16,10 +17,15 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class Credentials:
-    """A constant value of the Authorization header, which is empty without credentials. Subclasses have values that change."""
+    """A constant value of the Authorization header, which is empty without credentials. Subclasses have values that change.
+
+    Attributes:
+        clients: the open clients that use the credentials. The last one calls :meth:`close`.
+    """
 
     def __init__(self, value: str = "") -> None:
         self._value = value
+        self.clients: WeakSet[object] = WeakSet()
 
     async def header(self) -> str:
         """Raises :class:`ApiError` if credentials are configured but none can be used now."""
@@ -29,7 +35,7 @@ class Credentials:
         """Called after the server returned 401: cached credentials are stale."""
 
     async def close(self) -> None:
-        """Ends work in the background."""
+        """Ends work in the background. The credentials can be used again afterwards."""
 
 
 class TokenFile(Credentials):

@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .tls import Tls
 log = logging.getLogger(__name__)
 # Credentials are renewed this number of seconds before they expire, but not before half of their lifetime.
 _EXPIRY_MARGIN = 300.0
+_NO_EXPIRY = datetime.min.replace(tzinfo=UTC)  # the zero time of Go, which client-go takes as no expiry
 
 
 class _Variable(msgspec.Struct):
@@ -107,6 +108,8 @@ class ExecCredentials(Credentials):
         if self._run:
             self._run.cancel()
             await asyncio.wait({self._run})
+            # A killed run has no result, so the next request must not wait for the interval.
+            self._run, self._started = None, -math.inf
 
     async def _renew(self) -> None:
         try:
@@ -122,7 +125,8 @@ class ExecCredentials(Credentials):
                 log.warning("cannot renew the credentials: %s", self._fault)
             return
         self._value, self._is_valid, self._fault = value, True, ""
-        expires = found.expiration_timestamp.timestamp() if found.expiration_timestamp else math.inf
+        stamp = found.expiration_timestamp
+        expires = math.inf if stamp in (None, _NO_EXPIRY) else stamp.timestamp()
         # With credentials that live shorter than the margin, each request would otherwise run the plugin.
         self._renew_at = expires - min(_EXPIRY_MARGIN, max(0.0, expires - time.time()) / 2)
         if cert and key:
