@@ -42,6 +42,11 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} object>"
 
 
+def kind_of(value: object) -> str:
+    """Returns the name of a value's type, for a message about a wrong type."""
+    return printable(type(value).__name__)
+
+
 def describe(e: BaseException) -> str:
     """Returns ``TypeName: message`` on one printable line, without object addresses, also for groups. Never raises."""
     return _described(e, _DEPTH)

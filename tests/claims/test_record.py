@@ -16,7 +16,6 @@ from dra_kubeletplugin.claims.record import (
     decode_record,
     encode_record,
     read_head,
-    request_names,
 )
 
 DEVICE = {"request": "r", "pool": "p", "device": "d"}
@@ -191,4 +190,3 @@ def test_messages_name_a_claim_by_namespace_name_and_uid() -> None:
     assert record().shown == "ns/c (UID u)"
     assert record(namespace="", name="").shown == "?/? (UID u)"
     assert UnreadableRecord("u", "", {"namespace": "ns"}).shown == "ns/? (UID u)"
-    assert request_names(["b/x", "a", "", "b/y"]) == ["a", "b"]

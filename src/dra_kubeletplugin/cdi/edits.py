@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ..errors import InvalidSpecError, describe, printable
+from ..errors import InvalidSpecError, describe, kind_of, printable
 from .spec import check_edits, version_to_declare
 
 E = TypeVar("E")
@@ -154,12 +154,12 @@ class ContainerEdits:
         intel_rdt: Mapping[str, Any] | None = None,
     ) -> None:
         if env is not None and not isinstance(env, Mapping):
-            raise InvalidSpecError(f"env must be a mapping of names to values, not {_kind(env)}")
+            raise InvalidSpecError(f"env must be a mapping of names to values, not {kind_of(env)}")
         lists = {"device_nodes": device_nodes, "mounts": mounts, "hooks": hooks, "net_devices": net_devices}
         for field, sequence in (lists | {"additional_gids": additional_gids}).items():
             if sequence and (isinstance(sequence, str | bytes | Mapping) or not isinstance(sequence, Iterable)):
                 one = f": put it into a list, `[{sequence!r}]`" if isinstance(sequence, str) else ""
-                raise InvalidSpecError(f"{field} must be a list, not {_kind(sequence)}{one}")
+                raise InvalidSpecError(f"{field} must be a list, not {kind_of(sequence)}{one}")
         for name in env or {}:
             if not isinstance(name, str):
                 raise InvalidSpecError(f"env name {printable(repr(name))} must be text")
@@ -168,7 +168,7 @@ class ContainerEdits:
             variable: object = (env or {})[name]
             # the text of such an object, e.g. a list or a function, is never the intended value
             if variable is None or isinstance(variable, _NOT_TEXT):
-                raise InvalidSpecError(f"env {name} is {_kind(variable)}: pass text, or omit the variable")
+                raise InvalidSpecError(f"env {name} is {kind_of(variable)}: pass text, or omit the variable")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
         built: dict[str, Any] = {}
         for key, value in (
@@ -217,10 +217,6 @@ class ContainerEdits:
         return f"ContainerEdits({self._json})"
 
 
-def _kind(value: object) -> str:
-    return printable(type(value).__name__)
-
-
 def _constructor_call(cls: type[_Edit]) -> str:
     """Returns the constructor call with its required arguments, for error messages."""
     needed = ", ".join(f"{f.name}=..." for f in msgspec.structs.fields(cls) if f.required)
@@ -232,7 +228,7 @@ def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, An
     for i, edit in enumerate(edits):
         if not isinstance(edit, cls):
             raise InvalidSpecError(
-                f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}: write {_constructor_call(cls)}"
+                f"{field}[{i}] must be a {cls.__name__}, not {kind_of(edit)}: write {_constructor_call(cls)}"
             )
         out.append(edit.json())
     return out

@@ -34,7 +34,6 @@ from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
     ClaimError,
-    ClaimTakenError,
     DraError,
     StillWorkingError,
     StoppingError,
@@ -232,18 +231,14 @@ class Engine:
         """
         driver, fence = self.driver, record.fence
 
-        def update(records: Records) -> None:
-            if not records.update(record, fence):
-                raise ClaimTakenError(
-                    f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
-                )
-
         async def save(step: dict[str, Any]) -> None:
             record.undo = [*record.undo, step]
-            await self.store.do(update, Mode.SYNC)
+            await self.store.do(lambda records: records.update_owned(record, fence), Mode.SYNC)
 
         def commit(records: Records) -> None:
-            update(records)  # in memory: the store writes the file of the record when this function has returned
+            records.update_owned(
+                record, fence
+            )  # in memory: the store writes the file of the record when this function has returned
             self.files.put(record)
             self.files.note(record)
 

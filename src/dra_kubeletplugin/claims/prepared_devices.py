@@ -16,11 +16,11 @@ from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..driver.diagnostics.author_errors import missing_await_hint, replacement_message
-from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, kind_of
 from ..host import Host
 from ..metadata.paths import base_request
 from .metadata_files import MetadataFiles
-from .record import Record, allocated_json, identity, request_names
+from .record import Record, allocated_json, identity
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,12 @@ class PreparedResult(NamedTuple):
 
 def prepared_result(record: Record) -> list[PreparedResult]:
     """Returns the devices of a prepared record in the form of the kubelet's response."""
-    return [
-        PreparedResult(
-            request_names([d.get("request", "")]), d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")
-        )
-        for d in record.devices
-    ]
+    out = []
+    for d in record.devices:
+        request = base_request(d.get("request", ""))
+        requests = [request] if request else []  # an empty list means all requests
+        out.append(PreparedResult(requests, d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")))
+    return out
 
 
 def add_prepared(
@@ -113,13 +113,13 @@ def _matched(
     """Pairs every allocated device with its one prepared device."""
     if not isinstance(prepared, (list, tuple)):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
-        raise BadAnswerError(f"{shown}: prepare returned {_type(prepared)}, not a list of PreparedDevice{hint}")
+        raise BadAnswerError(f"{shown}: prepare returned {kind_of(prepared)}, not a list of PreparedDevice{hint}")
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
     found: dict[tuple[str, str, str | None, str], PreparedDevice] = {}
     for p in prepared:
         if not isinstance(p, PreparedDevice):
             raise BadAnswerError(
-                f"{shown}: prepare returned a list with {_type(p)}, not PreparedDevice"
+                f"{shown}: prepare returned a list with {kind_of(p)}, not PreparedDevice"
                 f"{missing_await_hint(p) or ': return device.prepared(...) for each of claim.devices'}"
             )
         fields = [("edits", p.edits, ContainerEdits), ("metadata", p.metadata, Mapping)]
@@ -127,7 +127,7 @@ def _matched(
         for field, value, kind in fields:
             if not isinstance(value, kind):
                 raise BadAnswerError(
-                    f"{shown}: prepare returned device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
+                    f"{shown}: prepare returned device {p.name} with {field} of type {kind_of(value)}, not {kind.__name__}"
                     f"{missing_await_hint(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         key = (p.pool, p.name, p.share_id, p.request)
@@ -184,7 +184,3 @@ def _check_paths(shown: str, device: PreparedDevice, host: Host) -> None:
             described = not host.is_real and host.dev == host.sysfs / "dev"
             hint = _IN_ITS_FILE if described else _INSTALL
             raise HostPathMissingError(f"{shown}: {path} of device {device.name} is not on the host{hint}")
-
-
-def _type(value: object) -> str:
-    return printable(type(value).__name__)

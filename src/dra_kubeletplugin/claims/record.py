@@ -169,11 +169,6 @@ def allocated_json(device: AllocatedDevice | PreparedDevice) -> JSON:
     return out
 
 
-def request_names(requests: Sequence[str]) -> list[str]:
-    """Returns request names in the kubelet's form: the base of ``request/subrequest``. An empty list means all requests."""
-    return sorted({r.partition("/")[0] for r in requests if r})
-
-
 # --- the file -----------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from ..driver import Driver, RecoveredClaim
 from ..driver.attachment import overrides
 from ..driver.calls import Calls
 from ..driver.data import plain_json
-from ..errors import DraError, DriverError, describe, printable
+from ..errors import DraError, DriverError, describe, kind_of, printable
 from .record import Record, State, allocated_json
 from .store.records import RECOVER, HeldByError, Records
 from .store.store import Mode, RecordStore
@@ -61,8 +61,7 @@ class Recovery:
             try:
                 claims = await self.calls(self.driver.recover)
                 if not isinstance(claims, list | tuple | None):
-                    name = printable(type(claims).__name__)
-                    raise DriverError(f"recover() returned {name}, not a list of RecoveredClaim")
+                    raise DriverError(f"recover() returned {kind_of(claims)}, not a list of RecoveredClaim")
                 found = [_record(self.driver, claim, self.boot_id) for claim in claims or ()]
             except DraError as e:
                 self._fail(f"recover() of the driver failed, {_UNKNOWN}: {e}")
@@ -124,7 +123,7 @@ class Recovery:
 
 def _record(driver: Driver, claim: RecoveredClaim, boot_id: str) -> Record:
     """Returns the record of a claim. Raises :class:`DriverError` if the record cannot be written and read back."""
-    shown = f"recover() returned {printable(type(claim).__name__)} (UID {printable(getattr(claim, 'uid', '?'))})"
+    shown = f"recover() returned {kind_of(claim)} (UID {printable(getattr(claim, 'uid', '?'))})"
     try:
         names = [claim.uid, claim.namespace, claim.name]
         devices = []

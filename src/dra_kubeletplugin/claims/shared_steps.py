@@ -23,7 +23,6 @@ from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.hardware_lock import LOCKS, HardwareLock
 from ..errors import (
-    ClaimTakenError,
     ConfigError,
     DriverError,
     HardwareUnknownError,
@@ -205,13 +204,10 @@ class SharedSteps:
             raise
 
     def _put(self, records: Records, record: Record, entry: Entry, new: Entry | None) -> None:
-        """Replaces the entry of a record, or removes it. Raises :class:`ClaimTakenError`."""
+        """Replaces the entry of a record, or removes it. Raises :class:`.ClaimTakenError`."""
         # Changes only this field: the event loop may add an undo step to the document at the same time.
         record.shared = _replaced(record, entry, new)
-        if not records.update(record, record.fence):
-            raise ClaimTakenError(
-                f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
-            )
+        records.update_owned(record, record.fence)
 
     async def _call(self, method: str, entry: Entry) -> None:
         if fault := mismatch(self.driver, method, "key", entry["data"]):

@@ -22,7 +22,6 @@ from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
 from ..driver.attachment import overrides
 from ..driver.calls import Calls
-from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
 from ..driver.diagnostics.author_errors import calling_place
 from ..driver.hardware_lock import check_key
@@ -89,7 +88,7 @@ class CallOnLoop(Awaitable[T]):
             raise StoppingError(f"{self.call}: the plugin stopped before it was complete") from None
 
 
-class UndoRecorder(UndoRegistrar):
+class UndoRecorder:
     """Records the undo steps of one prepare, sets up its shared steps, and starts its processes.
 
     Create it on the thread of ``loop``; steps can be registered from any thread. ``share`` sets up a shared step on the loop; it ends

@@ -16,7 +16,7 @@ import msgspec
 from ..base.json_types import ReadOnlyJSON
 from ..base.text import did_you_mean
 from ..driver.diagnostics.author_errors import missing_await_hint, replacement_message
-from ..errors import DraError, DriverError, describe, printable
+from ..errors import DraError, DriverError, describe, kind_of, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import gates_of
 from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
@@ -165,14 +165,14 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
         if not isinstance(pool, Pool):
             raise DriverError(f"{method}() returned a list with {_wrong_item(pool, Pool, f' at [{i}]')}")
         if not isinstance(pool.name, str):
-            raise DriverError(f"{method}() returned a Pool whose name is {_kind(pool.name)}, not text")
+            raise DriverError(f"{method}() returned a Pool whose name is {kind_of(pool.name)}, not text")
         name = str.__str__(pool.name)  # an instance of a subclass, such as numpy.str_, has no JSON form
         where = f"{method}() returned pool {printable(name)!r}"
         # An author who implements `devices` does not know the pool, so messages must not mention it.
         devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
         if not isinstance(pool.nodes, Nodes):
             raise DriverError(
-                f"{where} whose nodes are {_kind(pool.nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
+                f"{where} whose nodes are {kind_of(pool.nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
                 f"constructor of Nodes"
             )
         if name in out:
@@ -249,19 +249,14 @@ def _node_fault(name: str, nodes: Nodes, node: str) -> str:
 
 
 def _wrong_item(item: object, kind: type, at: str = "") -> str:
-    return f"{_kind(item)}{at}, not {kind.__name__}{missing_await_hint(item)}"
-
-
-def _kind(value: object) -> str:
-    """Returns the name of a value's type, for a message about a wrong type."""
-    return printable(type(value).__name__)
+    return f"{kind_of(item)}{at}, not {kind.__name__}{missing_await_hint(item)}"
 
 
 def _check_list(value: object, kind: type, subject: str) -> None:
     """Raises :class:`DriverError` if an author's value is no list. ``subject`` is the beginning of the message."""
     if not isinstance(value, (list, tuple)):
         hint = replacement_message(value, kind.__name__, returned=subject.endswith(" returned"))
-        raise DriverError(f"{subject} {_kind(value)}, not a list of {kind.__name__}{hint}")
+        raise DriverError(f"{subject} {kind_of(value)}, not a list of {kind.__name__}{hint}")
 
 
 def counters_fault(device: DeviceEntry, sets: Mapping[str, CounterSetEntry], *, seek: bool = True) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ..base.json_types import JSONValue
 from ..cdi import ContainerEdits
@@ -16,9 +16,10 @@ from ..resourceapi.types import Attribute, Device
 from .config.model import Config
 from .encoded_claim import EncodedClaim
 from .process import ProcessSpec, Ready
-from .status import DeviceStatus, ReportedStatus, ReportStatus, report_nothing
+from .status import DeviceStatus, ReportedStatus, ReportStatus
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +120,16 @@ class AllocatedDevice:
         )
 
 
-class UndoRegistrar:
-    """Saves the undo steps, shared steps and processes of a claim. The claim manager passes a subclass that writes them to the record.
+class UndoRegistrar(Protocol):
+    """Saves the undo steps, shared steps and processes of a claim that the plugin prepares.
 
     An ``async def prepare`` awaits the results. A plain ``prepare`` runs in a thread; there, each
     method returns only when the step is saved or the process is ready, so there is nothing to await.
     """
 
-    def register(self, method: Callable[..., object], data: Mapping[str, Any]) -> Awaitable[None]:
-        raise DriverError(
-            "on_undo() needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
-        )
-
-    def share(self, setup: Callable[..., object], key: str, data: Mapping[str, Any]) -> Awaitable[None]:
-        raise DriverError(
-            "shared_step() needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
-        )
-
-    def start(self, process: ProcessSpec) -> Awaitable[None]:
-        raise DriverError(
-            f"{process.call} needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
-        )
+    def register(self, method: Callable[..., object], data: Mapping[str, Any]) -> Awaitable[None]: ...
+    def share(self, setup: Callable[..., object], key: str, data: Mapping[str, Any]) -> Awaitable[None]: ...
+    def start(self, process: ProcessSpec) -> Awaitable[None]: ...
 
 
 class _DecodedWhenRead:
@@ -185,8 +175,8 @@ class Claim:
     object: Mapping[str, Any] = field(default_factory=dict)
     operation: str = ""
     node: str = ""
-    _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
-    _status: ReportStatus = field(default=report_nothing, repr=False, compare=False)
+    _undo: UndoRegistrar | None = field(default=None, repr=False, compare=False)
+    _status: ReportStatus | None = field(default=None, repr=False, compare=False)
 
     def devices_by_config(self) -> list[tuple[Config | None, list[AllocatedDevice]]]:
         """Returns the parameters of the claim, each with the devices that have these parameters.
@@ -227,7 +217,7 @@ class Claim:
             raise DriverError(
                 f"report() of claim {self.namespace}/{self.name}: pass one of the claim's devices and a DeviceStatus"
             )
-        return self._status((device.pool, device.name, device.share_id or ""), status)
+        return _given(self._status, "report()")((device.pool, device.name, device.share_id or ""), status)
 
     def on_undo(
         self,
@@ -260,7 +250,7 @@ class Claim:
             DraError: the step cannot be saved. Do not take it then.
         """
         _only_keywords("on_undo", no_args)
-        return self._undo.register(method, data)
+        return _given(self._undo, "on_undo()").register(method, data)
 
     def shared_step(
         self,
@@ -310,7 +300,7 @@ class Claim:
             DraError: the step cannot be saved, or ``setup_<step>`` raised.
         """
         _only_keywords("shared_step", no_args)
-        return self._undo.share(setup, key, data)
+        return _given(self._undo, "shared_step()").share(setup, key, data)
 
     def start_process(
         self,
@@ -373,7 +363,16 @@ class Claim:
             "stop_timeout": stop_timeout,
             "devices": [(d.pool, d.name) for d in needing],
         }
-        return self._undo.start(ProcessSpec.of(arguments))
+        process = ProcessSpec.of(arguments)
+        return _given(self._undo, process.call).start(process)
+
+
+def _given(attribute: T | None, call: str) -> T:
+    if attribute is None:
+        raise DriverError(
+            f"{call} needs a claim that the plugin prepares; this object is of bind(), or was created directly"
+        )
+    return attribute
 
 
 def _only_keywords(call: str, args: Sequence[object]) -> None:

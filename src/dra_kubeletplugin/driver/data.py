@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from ..base.json_types import JSONValue
-from ..errors import printable
+from ..errors import kind_of, printable
 from .diagnostics.author_errors import missing_await_hint
 
 MAX_DATA_BYTES = 65_536
@@ -47,9 +47,7 @@ def _plain(value: object, path: str, depth: int) -> JSONValue:
             raise ValueError(f"{path} is {value}, which JSON does not have")
         return float(value)
     if not isinstance(value, (dict, list, tuple)):
-        raise ValueError(
-            f"{path} is of type {printable(type(value).__name__)}, which JSON does not have{missing_await_hint(value)}"
-        )
+        raise ValueError(f"{path} is of type {kind_of(value)}, which JSON does not have{missing_await_hint(value)}")
     if not depth:
         raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")
     if isinstance(value, dict):

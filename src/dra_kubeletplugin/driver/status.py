@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..base.json_types import JSONValue
-from ..errors import DriverError, InvalidObjectError, clip, printable
+from ..errors import InvalidObjectError, clip, printable
 from ..resourceapi.validation.field_errors import FieldError
 from .data import plain_json
 
@@ -188,12 +188,6 @@ class ReportedStatus:
 
 
 ReportStatus = Callable[[tuple[str, str, str], DeviceStatus], ReportedStatus]  # the device: pool, name, share id
-
-
-def report_nothing(device: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
-    raise DriverError(
-        "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
-    )
 
 
 def _refuse(validate: Callable[[JSONValue, str], list[FieldError]], value: JSONValue, name: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from ..errors import describe
-from .field_conversion import MAPPINGS, kind_of
+from ..errors import describe, kind_of
+from .field_conversion import MAPPINGS
 from .fields import rows
 from .quantity import QuantityError, parse
 

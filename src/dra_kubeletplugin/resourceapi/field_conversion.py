@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from ..errors import InvalidObjectError, clip, describe, printable, shown, steady
+from ..errors import InvalidObjectError, clip, describe, kind_of, shown, steady
 from . import version
 from .amounts import Amount, Capacity, NodeResource
 from .nodes import Nodes
@@ -136,10 +136,6 @@ def not_text(value: object) -> str:
     except UnicodeEncodeError:
         return f"{shown(value)}, which is not valid Unicode"
     return ""
-
-
-def kind_of(value: object) -> str:
-    return printable(type(value).__name__)
 
 
 def capacity_json(amount: Amount | Capacity, place: str, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_UP, Context, Decimal, InvalidOperation
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, total_ordering
 
 from .immutable import Immutable
 
@@ -87,6 +87,7 @@ class Format(Enum):
     EXPONENT = "DecimalExponent"
 
 
+@total_ordering
 class Quantity(Immutable):
     """An amount, such as ``Quantity("80Gi")``: compared by value, printed in canonical form.
 
@@ -150,15 +151,6 @@ class Quantity(Immutable):
 
     def __lt__(self, other: Quantity) -> bool:
         return self.value < other.value if isinstance(other, Quantity) else NotImplemented
-
-    def __le__(self, other: Quantity) -> bool:
-        return self.value <= other.value if isinstance(other, Quantity) else NotImplemented
-
-    def __gt__(self, other: Quantity) -> bool:
-        return self.value > other.value if isinstance(other, Quantity) else NotImplemented
-
-    def __ge__(self, other: Quantity) -> bool:
-        return self.value >= other.value if isinstance(other, Quantity) else NotImplemented
 
     def __bool__(self) -> bool:
         return bool(self.value)

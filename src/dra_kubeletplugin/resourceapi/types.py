@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from ..errors import InvalidObjectError, shown
+from ..errors import InvalidObjectError, kind_of, shown
 from .amounts import Amount, Capacity, NodeResource
 from .extra_fields import extra_faults
 from .field_conversion import (
@@ -27,7 +27,6 @@ from .field_conversion import (
     attribute_json,
     attribute_value,
     capacity_json,
-    kind_of,
     node_resource,
     not_text,
 )

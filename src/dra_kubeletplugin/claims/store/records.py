@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...devices.pool_state import Held
-from ...errors import DeviceHeldError
+from ...errors import ClaimTakenError, DeviceHeldError
 from ..capacity import Hold, shared_supplies
 from ..record import (
     VERSION,
@@ -256,6 +256,13 @@ class Records:
             return False
         self._put(record, stored.holds, stored.data)
         return True
+
+    def update_owned(self, record: Record, fence: Fence) -> None:
+        """Updates a record on which this process works. Raises :class:`ClaimTakenError` if the fence does not match."""
+        if not self.update(record, fence):
+            raise ClaimTakenError(
+                f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
+            )
 
     def _put(self, record: Record, holds: tuple[Hold, ...], before: bytes = b"") -> None:
         record.updated = time.time()
