@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,212 +112,113 @@ _WITHOUT_GENERATION = frozenset(
         "podgroups.scheduling.k8s.io",
     }
 )
-_V1 = ("v1",)
-_RBAC = "rbac.authorization.k8s.io"
-_ADMISSION = "admissionregistration.k8s.io"
-_REVIEWS = "authorization.k8s.io"
+_RBAC, _ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
 _NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
-_NO_REPLICATION = "the local cluster has no controller for replication controllers: use a Deployment"
 _NO_METRICS = "the local cluster does not measure load, so an autoscaler would have no effect: use `kubectl scale`"
 _NO_NETWORK = "the local cluster has no pod network, so the object would have no effect"
 _NO_STORAGE = "the local cluster has no persistent volumes"
-_EVENT_FIELDS = (
-    "involvedObject.kind",
-    "involvedObject.namespace",
-    "involvedObject.name",
-    "involvedObject.uid",
-    "involvedObject.apiVersion",
-    "involvedObject.resourceVersion",
-    "involvedObject.fieldPath",
-    "reason",
-    "reportingComponent",
-    "source",
-    "type",
+_NO_WORKLOADS = "the local cluster has no controller that creates PodGroups from a Workload: create the PodGroups"
+_NO_CONTROLLER = "the local cluster has no controller for {}: use {}".format
+_POD_FIELDS = (
+    *(f"spec.{name}" for name in ("nodeName", "restartPolicy", "schedulerName", "serviceAccountName", "hostNetwork")),
+    *(f"status.{name}" for name in ("phase", "podIP", "nominatedNodeName")),
 )
+_OF_REFERENCES = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+_EVENT_FIELDS = (*(f"involvedObject.{f}" for f in _OF_REFERENCES), "reason", "reportingComponent", "source", "type")
+_NEW_EVENT_FIELDS = ("reason", "reportingController", "type", *(f"regarding.{f}" for f in _OF_REFERENCES))
 
 
-def _dra(kind: str, plural: str, *, namespaced: bool = False, **more: Any) -> ServedKind:
+def _kind(group: str, kind: str, *short: str, cluster_scoped: bool = False, **more: Any) -> ServedKind:
+    """Returns a kind with the regular plural of its name, by default in version v1."""
+    name = kind.lower()
+    plural = f"{name}es" if name.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+    return ServedKind(group, more.pop("versions", ("v1",)), kind, plural, not cluster_scoped, short, **more)
+
+
+_core, _apps = functools.partial(_kind, ""), functools.partial(_kind, "apps", categories=ALL)
+_rbac, _admission = functools.partial(_kind, _RBAC), functools.partial(_kind, _ADMISSION, cluster_scoped=True)
+_review = functools.partial(_kind, "authorization.k8s.io", virtual=True)
+
+
+def _dra(kind: str, **more: Any) -> ServedKind:
     """Returns a kind of resource.k8s.io in the versions of all releases."""
-    return ServedKind(GROUP, all_versions(kind), kind, plural, namespaced, **more)
+    return _kind(GROUP, kind, versions=all_versions(kind), **more)
 
 
+_POD = _core(
+    "Pod",
+    "po",
+    status=True,
+    graceful=True,
+    categories=ALL,
+    subresources=("binding", "eviction", "log", "exec", "attach", "portforward"),
+    selectable=_POD_FIELDS,
+)
+_CRD = _kind(
+    "apiextensions.k8s.io",
+    "CustomResourceDefinition",
+    "crd",
+    "crds",
+    cluster_scoped=True,
+    status=True,
+    categories=("api-extensions",),
+)
 KINDS = (
-    ServedKind(
-        "",
-        _V1,
-        "Namespace",
-        "namespaces",
-        False,
-        ("ns",),
-        True,
-        subresources=("finalize",),
-        selectable=("status.phase",),
+    _core(
+        "Namespace", "ns", cluster_scoped=True, status=True, subresources=("finalize",), selectable=("status.phase",)
     ),
-    ServedKind("", _V1, "Node", "nodes", False, ("no",), True, selectable=("spec.unschedulable",)),
-    ServedKind(
-        "",
-        _V1,
-        "Pod",
-        "pods",
-        True,
-        ("po",),
-        True,
-        graceful=True,
-        categories=ALL,
-        subresources=("binding", "eviction", "log", "exec", "attach", "portforward"),
-        selectable=(
-            "spec.nodeName",
-            "spec.restartPolicy",
-            "spec.schedulerName",
-            "spec.serviceAccountName",
-            "spec.hostNetwork",
-            "status.phase",
-            "status.podIP",
-            "status.nominatedNodeName",
-        ),
+    _core("Node", "no", cluster_scoped=True, status=True, selectable=("spec.unschedulable",)),
+    _POD,
+    _core("Event", "ev", selectable=_EVENT_FIELDS),
+    _core("ServiceAccount", "sa", subresources=("token",)),
+    _core("ConfigMap", "cm"),
+    _core("Secret", selectable=("type",)),
+    _core("Service", "svc", status=True, categories=ALL, selectable=("spec.clusterIP", "spec.type")),
+    _core("ResourceQuota", "quota", status=True),
+    _core("LimitRange", "limits"),
+    _core("PersistentVolumeClaim", "pvc", refused=_NO_STORAGE),
+    _core("PersistentVolume", "pv", cluster_scoped=True, refused=_NO_STORAGE),
+    _apps("DaemonSet", "ds", status=True),
+    _apps("Deployment", "deploy", status=True, subresources=("scale",)),
+    _apps("ReplicaSet", "rs", status=True, subresources=("scale",), selectable=("status.replicas",)),
+    _apps("StatefulSet", "sts", refused=_NO_CONTROLLER("stateful sets", "a Deployment or Pods")),
+    _kind("batch", "Job", status=True, categories=ALL, selectable=("status.successful",)),
+    _kind("batch", "CronJob", "cj", categories=ALL, refused=_NO_CONTROLLER("cron jobs", "a Job")),
+    _core(
+        "ReplicationController", "rc", categories=ALL, refused=_NO_CONTROLLER("replication controllers", "a Deployment")
     ),
-    ServedKind("", _V1, "Event", "events", True, ("ev",), selectable=_EVENT_FIELDS),
-    ServedKind("", _V1, "ServiceAccount", "serviceaccounts", True, ("sa",), subresources=("token",)),
-    ServedKind("", _V1, "ConfigMap", "configmaps", True, ("cm",)),
-    ServedKind("", _V1, "Secret", "secrets", True, selectable=("type",)),
-    ServedKind(
-        "", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")
-    ),
-    ServedKind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
-    ServedKind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
-    ServedKind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
-    ServedKind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
-    ServedKind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
-    ServedKind(
-        "apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)
-    ),
-    ServedKind(
-        "apps",
-        _V1,
-        "ReplicaSet",
-        "replicasets",
-        True,
-        ("rs",),
-        True,
-        categories=ALL,
-        subresources=("scale",),
-        selectable=("status.replicas",),
-    ),
-    ServedKind(
-        "apps",
-        _V1,
-        "StatefulSet",
-        "statefulsets",
-        True,
-        ("sts",),
-        categories=ALL,
-        refused="the local cluster has no controller for stateful sets: use a Deployment or Pods",
-    ),
-    ServedKind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
-    ServedKind(
-        "batch",
-        _V1,
-        "CronJob",
-        "cronjobs",
-        True,
-        ("cj",),
-        categories=ALL,
-        refused="the local cluster has no controller for cron jobs: use a Job",
-    ),
-    ServedKind(
-        "",
-        _V1,
-        "ReplicationController",
-        "replicationcontrollers",
-        True,
-        ("rc",),
-        categories=ALL,
-        refused=_NO_REPLICATION,
-    ),
-    ServedKind(
-        "autoscaling",
-        ("v2", "v1"),
-        "HorizontalPodAutoscaler",
-        "horizontalpodautoscalers",
-        True,
-        ("hpa",),
-        categories=ALL,
-        refused=_NO_METRICS,
-    ),
-    ServedKind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
-    ServedKind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",)),
-    ServedKind("coordination.k8s.io", _V1, "Lease", "leases", True),
-    ServedKind(
-        "events.k8s.io",
-        _V1,
-        "Event",
-        "events",
-        True,
-        ("ev",),
-        stored_as="events",
-        selectable=(
-            "reason",
-            "reportingController",
-            "type",
-            "regarding.kind",
-            "regarding.namespace",
-            "regarding.name",
-            "regarding.uid",
-            "regarding.apiVersion",
-            "regarding.resourceVersion",
-            "regarding.fieldPath",
-        ),
-    ),
-    ServedKind(_RBAC, _V1, "Role", "roles", True),
-    ServedKind(_RBAC, _V1, "RoleBinding", "rolebindings", True),
-    ServedKind(_RBAC, _V1, "ClusterRole", "clusterroles", False),
-    ServedKind(_RBAC, _V1, "ClusterRoleBinding", "clusterrolebindings", False),
-    ServedKind(_ADMISSION, _V1, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", False, (), True),
-    ServedKind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
-    ServedKind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
-    ServedKind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
-    ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
-    ServedKind(
-        _ADMISSION,
-        _V1,
-        "MutatingAdmissionPolicyBinding",
-        "mutatingadmissionpolicybindings",
-        False,
-        refused=_NO_MUTATION,
-    ),
-    ServedKind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
-    ServedKind(pod_groups.GROUP, POD_GROUP_VERSIONS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
-    ServedKind(
-        pod_groups.GROUP,
-        POD_GROUP_VERSIONS,
-        "Workload",
-        "workloads",
-        True,
-        refused="the local cluster has no controller that creates PodGroups from a Workload: create the PodGroups",
-    ),
-    ServedKind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
-    ServedKind(
-        "apiextensions.k8s.io",
-        _V1,
-        "CustomResourceDefinition",
-        "customresourcedefinitions",
-        False,
-        ("crd", "crds"),
-        True,
-        categories=("api-extensions",),
-    ),
-    ServedKind(_REVIEWS, _V1, "SelfSubjectAccessReview", "selfsubjectaccessreviews", False, virtual=True),
-    ServedKind(_REVIEWS, _V1, "SubjectAccessReview", "subjectaccessreviews", False, virtual=True),
-    ServedKind(_REVIEWS, _V1, "LocalSubjectAccessReview", "localsubjectaccessreviews", True, virtual=True),
-    ServedKind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
-    ServedKind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
-    ServedKind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
-    _dra("ResourceSlice", "resourceslices"),
-    _dra("ResourceClaim", "resourceclaims", namespaced=True, status=True, subresources=("binding", "driver")),
-    _dra("ResourceClaimTemplate", "resourceclaimtemplates", namespaced=True),
-    _dra("DeviceClass", "deviceclasses"),
-    _dra("DeviceTaintRule", "devicetaintrules", status=True),
-    _dra("ResourcePoolStatusRequest", "resourcepoolstatusrequests", status=True),
+    _kind("autoscaling", "HorizontalPodAutoscaler", "hpa", versions=("v2", "v1"), categories=ALL, refused=_NO_METRICS),
+    _kind("networking.k8s.io", "Ingress", "ing", refused=_NO_NETWORK),
+    _kind("networking.k8s.io", "NetworkPolicy", "netpol"),
+    _kind("coordination.k8s.io", "Lease"),
+    _kind("events.k8s.io", "Event", "ev", stored_as="events", selectable=_NEW_EVENT_FIELDS),
+    _rbac("Role"),
+    _rbac("RoleBinding"),
+    _rbac("ClusterRole", cluster_scoped=True),
+    _rbac("ClusterRoleBinding", cluster_scoped=True),
+    _admission("ValidatingAdmissionPolicy", status=True),
+    _admission("ValidatingAdmissionPolicyBinding"),
+    _admission("ValidatingWebhookConfiguration"),
+    _admission("MutatingWebhookConfiguration"),
+    _admission("MutatingAdmissionPolicy", refused=_NO_MUTATION),
+    _admission("MutatingAdmissionPolicyBinding", refused=_NO_MUTATION),
+    _kind("scheduling.k8s.io", "PriorityClass", "pc", cluster_scoped=True),
+    _kind(pod_groups.GROUP, pod_groups.KIND, versions=POD_GROUP_VERSIONS, status=True),
+    _kind(pod_groups.GROUP, "Workload", versions=POD_GROUP_VERSIONS, refused=_NO_WORKLOADS),
+    _kind("policy", "PodDisruptionBudget", "pdb", status=True),
+    _CRD,
+    _review("SelfSubjectAccessReview", cluster_scoped=True),
+    _review("SubjectAccessReview", cluster_scoped=True),
+    _review("LocalSubjectAccessReview"),
+    _review("SelfSubjectRulesReview", cluster_scoped=True),
+    _kind("authentication.k8s.io", "SelfSubjectReview", cluster_scoped=True, virtual=True),
+    _kind("authentication.k8s.io", "TokenReview", cluster_scoped=True, virtual=True),
+    _dra("ResourceSlice", cluster_scoped=True),
+    _dra("ResourceClaim", status=True, subresources=("binding", "driver")),
+    _dra("ResourceClaimTemplate"),
+    _dra("DeviceClass", cluster_scoped=True),
+    _dra("DeviceTaintRule", cluster_scoped=True, status=True),
+    _dra("ResourcePoolStatusRequest", cluster_scoped=True, status=True),
 )
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
