@@ -10,6 +10,7 @@ import msgspec
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, required, too_long
 
 from ...schemas import decoding, shapes, typed
 from ...schemas.field_paths import Path, shown
@@ -17,7 +18,7 @@ from ...schemas.merging import MapOf
 from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
 from .requests import RequestInfo
-from .status_errors import StatusError
+from .status_errors import StatusError, bad_request, invalid_object
 
 APPLY = "application/apply-patch+yaml"
 _MAX_NAME_BYTES = 128  # bytes of a manager's name
@@ -29,48 +30,39 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 def check_options(request: Request, *, is_apply: bool) -> None:
     """Raises :class:`StatusError` if the options of a patch are invalid or do not fit its type."""
     name = request.query.get("fieldManager", "")
-    causes = []
+    faults = []
     if is_apply and not name:
-        causes.append(("FieldValueRequired", "fieldManager", "Required value: is required for apply patch"))
+        faults.append(required("fieldManager", "is required for apply patch"))
     if not is_apply and request.query.get("force") == "true":
-        causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
+        faults.append(forbidden("force", "may not be specified for non-apply patch"))
     if len(name.encode()) > _MAX_NAME_BYTES:
-        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_MAX_NAME_BYTES} bytes"))
+        faults.append(too_long("fieldManager", _MAX_NAME_BYTES))
     bad_character = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
     if bad_character:
         quoted = name.encode("unicode_escape").decode()
         rule = f'Invalid value: "{quoted}": invalid character U+{ord(bad_character[1]):04X} (at position {bad_character[0]})'
-        causes.append(("FieldValueInvalid", "fieldManager", rule))
-    if causes:
-        text = ", ".join(f"{where}: {message}" for _, where, message in causes)
-        details = {"group": "meta.k8s.io", "kind": "PatchOptions"}
-        listed = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
-        raise StatusError(
-            422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {text}', {**details, "causes": listed}
-        )
+        faults.append(FieldError("FieldValueInvalid", "fieldManager", rule))
+    if faults:
+        raise invalid_object("PatchOptions", "meta.k8s.io", "", *faults)
 
 
 def check_applied(target: RequestInfo, applied: Any) -> JSON:
     """Returns an applied configuration with the name of the request. Raises :class:`StatusError` if it does not fit the request."""
     if not isinstance(applied, dict):
-        raise StatusError(400, "BadRequest", "the body is not an object")
+        raise bad_request("the body is not an object")
     version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
     if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
         group, _, short = version.rpartition("/")
-        raise StatusError(400, "BadRequest", f"invalid object type: {group}/{short}, Kind={kind}")
+        raise bad_request(f"invalid object type: {group}/{short}, Kind={kind}")
     meta = applied.get("metadata")
     meta = dict(meta) if isinstance(meta, Mapping) else {}
     if meta.get("managedFields") is not None:
-        raise StatusError(400, "BadRequest", "metadata.managedFields must be nil")
+        raise bad_request("metadata.managedFields must be nil")
     if (name := meta.get("name", target.name)) != target.name:
-        raise StatusError(
-            400, "BadRequest", f"the name of the object ({name}) does not match the name on the URL ({target.name})"
-        )
+        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
     if target.kind.namespaced and (namespace := meta.get("namespace", target.namespace)) != target.namespace:
-        raise StatusError(
-            400,
-            "BadRequest",
-            f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})",
+        raise bad_request(
+            f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})"
         )
     return {**applied, "metadata": {**meta, "name": target.name}}
 

@@ -40,9 +40,8 @@ def admit(storage: Storage, target: RequestInfo, pod: JSON) -> None:
         elif item.get("type") == "Pod":
             faults += _faults(_total(spec), item, "Pod")
     if faults:
-        meta = pod["metadata"]
         shown = faults[0] if len(faults) == 1 else f"[{', '.join(faults)}]"
-        raise forbidden(target, meta.get("name") or meta.get("generateName", ""), shown)
+        raise forbidden(target, pod["metadata"], shown)
 
 
 def _fill(container: JSON, item: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from dra_kubeletplugin.base.json_types import JSON
 
 from ..runtime.interface import ContainerRuntime, ExecSession, LogOptions
 from . import remote_command
-from .status_errors import StatusError
+from .status_errors import StatusError, bad_request, unknown_object
 from .storage import Storage
 from .websocket import HandshakeError, WebSocket, accept
 
@@ -39,7 +39,7 @@ class PodStreams:
         namespace, name, sub = found.groups()
         pod = self._storage.get("pods", namespace, name)
         if pod is None:
-            raise StatusError(404, "NotFound", f'pods "{name}" not found', {"name": name, "kind": "pods"})
+            raise unknown_object("pods", name)
         match sub:
             case "log" if request.method == "GET":
                 return await self._log(request, pod)
@@ -56,7 +56,7 @@ class PodStreams:
         node = pod["spec"].get("nodeName", "")
         runtime = self._runtime_of(node)
         if runtime is None:
-            raise StatusError(404, "NotFound", f'nodes "{node}" not found', {"name": node, "kind": "nodes"})
+            raise unknown_object("nodes", node)
         return runtime
 
     # --- log ----------------------------------------------------------------------------------------------
@@ -72,8 +72,8 @@ class PodStreams:
             first = await anext(lines, b"")
         except KeyError:
             if options.previous:
-                raise StatusError(400, "BadRequest", f"previous terminated {where} not found") from None
-            raise StatusError(400, "BadRequest", f"{where} is waiting to start: {_waiting(pod, name)}") from None
+                raise bad_request(f"previous terminated {where} not found") from None
+            raise bad_request(f"{where} is waiting to start: {_waiting(pod, name)}") from None
         if options.follow:
             return Response(content_type="text/plain", stream=_after(first, lines))
         parts = [first]
@@ -86,17 +86,17 @@ class PodStreams:
     def _session(self, request: Request, pod: JSON, sub: str) -> Response:
         name = _container(pod, request.query.get("container", ""))
         if not pod["spec"].get("nodeName"):
-            raise StatusError(400, "BadRequest", f"pod {pod['metadata']['name']} does not have a host assigned")
+            raise bad_request(f"pod {pod['metadata']['name']} does not have a host assigned")
         command = [value for key, value in request.arguments if key == "command"]
         if sub == "exec" and not command:
-            raise StatusError(400, "BadRequest", "you must specify at least 1 command for exec")
+            raise bad_request("you must specify at least 1 command for exec")
         runtime, uid = self._runtime(pod), pod["metadata"]["uid"]
         if name not in runtime.statuses(uid):
             raise StatusError(500, "InternalError", f'container not found ("{name}")')
         try:
             headers = accept(request.headers, remote_command.PROTOCOLS)
         except HandshakeError as e:
-            raise StatusError(400, "BadRequest", str(e)) from None
+            raise bad_request(str(e)) from None
         stdin, tty = (request.query.get(key) in {"true", "1"} for key in ("stdin", "tty"))
 
         async def start() -> ExecSession:
@@ -127,7 +127,7 @@ def _options(request: Request) -> LogOptions:
         try:
             found = int(text)
         except ValueError:
-            raise StatusError(400, "BadRequest", f"{name}: {text!r} is not an integer") from None
+            raise bad_request(f"{name}: {text!r} is not an integer") from None
         if found < least:
             raise StatusError(
                 422, "Invalid", f"{name}: Invalid value: {found}: must be greater than or equal to {least}"
@@ -141,7 +141,7 @@ def _options(request: Request) -> LogOptions:
         try:
             since = dt.datetime.fromisoformat(at).timestamp()
         except ValueError:
-            raise StatusError(400, "BadRequest", f"sinceTime: {at!r} is not a time in RFC 3339") from None
+            raise bad_request(f"sinceTime: {at!r} is not a time in RFC 3339") from None
     flags = {name: query.get(name) in {"true", "1"} for name in ("follow", "previous", "timestamps")}
     return LogOptions(**flags, tail=number("tailLines", 0), since=since, limit=number("limitBytes", 1))
 
@@ -156,13 +156,11 @@ def _container(pod: JSON, requested: str) -> str:
         if len(main) == 1 and not init:
             return str(main[0])
         init_hint = f" or one of the init containers: [{' '.join(init)}]" if init else ""
-        raise StatusError(
-            400,
-            "BadRequest",
-            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{init_hint}",
+        raise bad_request(
+            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{init_hint}"
         )
     if requested not in {*main, *init}:
-        raise StatusError(400, "BadRequest", f"container {requested} is not valid for pod {name}")
+        raise bad_request(f"container {requested} is not valid for pod {name}")
     return requested
 
 

@@ -32,10 +32,9 @@ class Quotas:
                 self._admit(target, obj, quota, additional)
 
     def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, additional: Amounts) -> None:
-        name = obj["metadata"].get("name") or obj["metadata"].get("generateName", "")
-        quota_name = quota["metadata"]["name"]
+        meta, quota_name = obj["metadata"], quota["metadata"]["name"]
         if target.storage == "pods" and (missing := missing_resources(obj, hard_of(quota))):
-            raise forbidden(target, name, f"failed quota: {quota_name}: must specify {missing}")
+            raise forbidden(target, meta, f"failed quota: {quota_name}: must specify {missing}")
         over = exceeded(quota, self._used(target.namespace, quota), additional)
         if not over:
             return
@@ -44,7 +43,7 @@ class Quotas:
             "used: " + ",".join(f"{e.resource}={e.used}" for e in over),
             "limited: " + ",".join(f"{e.resource}={e.hard}" for e in over),
         )
-        raise forbidden(target, name, f"exceeded quota: {quota_name}, " + ", ".join(parts))
+        raise forbidden(target, meta, f"exceeded quota: {quota_name}, " + ", ".join(parts))
 
     def update_status(self, namespace: str) -> None:
         """Updates the status of a namespace's quotas."""

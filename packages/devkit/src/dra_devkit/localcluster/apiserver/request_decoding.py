@@ -12,7 +12,7 @@ from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.json_types import JSON
 
 from ...schemas import protobuf
-from .status_errors import StatusError
+from .status_errors import StatusError, bad_request
 
 LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
@@ -56,7 +56,7 @@ def read_object(request: Request) -> Body:
     """Decodes a request's body like :func:`read`. In addition, raises :class:`StatusError` if the body is not an object."""
     body = read(request)
     if not isinstance(body.value, dict):
-        raise StatusError(400, "BadRequest", "the body is not an object with a kind and its fields")
+        raise bad_request("the body is not an object with a kind and its fields")
     return body
 
 
@@ -66,14 +66,14 @@ def _protobuf(data: bytes) -> JSON:
     except protobuf.UnknownKindError as e:
         raise StatusError(415, "UnsupportedMediaType", str(e)) from None
     except protobuf.WireError as e:
-        raise StatusError(400, "BadRequest", f"the protobuf body cannot be read: {e}") from None
+        raise bad_request(f"the protobuf body cannot be read: {e}") from None
 
 
 def _json(data: bytes) -> Body:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
-        raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
+        raise bad_request(f"the body is not JSON: {e}") from None
     # A body that is equal to its decoded and encoded value has no duplicate fields. Most bodies are, so the slow search is rare.
     skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
     return Body(value, () if skip_search else _duplicates(data))
@@ -91,11 +91,11 @@ def _yaml(data: bytes) -> Any:
     try:
         found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]
         if len(found) > 1:
-            raise StatusError(400, "BadRequest", "error converting YAML to JSON: several documents instead of one")
+            raise bad_request("error converting YAML to JSON: several documents instead of one")
         return json.loads(json.dumps(found[0] if found else None))  # copies the values of YAML aliases
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         problem = str(getattr(e, "problem", None) or e)
-        raise StatusError(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
+        raise bad_request(f"error converting YAML to JSON: {problem}") from None
 
 
 class _Object(dict[str, Any]):

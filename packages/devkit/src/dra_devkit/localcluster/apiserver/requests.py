@@ -96,18 +96,14 @@ def number(request: Request, name: str) -> int | None:
 def resource_version(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    raise StatusError(
-        400,
-        "BadRequest",
-        f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax',
-    )
+    raise bad_request(f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax')
 
 
 def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
     """Returns whether the request is a dry run. Raises :class:`StatusError` for an unknown value."""
     values = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
     if unsupported := next((v for v in values if v != "All"), None):
-        raise StatusError(400, "BadRequest", f'dryRun: Unsupported value: "{unsupported}": supported values: "All"')
+        raise bad_request(f'dryRun: Unsupported value: "{unsupported}": supported values: "All"')
     return bool(values)
 
 
@@ -182,6 +178,8 @@ def conflict(target: RequestInfo, why: str) -> StatusError:
     return StatusError(409, "Conflict", message, details_of(target))
 
 
-def forbidden(target: RequestInfo, name: str, why: str, details: JSON | None = None) -> StatusError:
+def forbidden(target: RequestInfo, meta: JSON, why: str, details: JSON | None = None) -> StatusError:
+    """Returns the error with which admission rejects an object with the metadata ``meta``."""
+    name = meta.get("name") or meta.get("generateName", "")
     message = f'{target.qualified} "{name}" is forbidden: {why}'
     return StatusError(403, "Forbidden", message, details_of(target, name) | (details or {}))

@@ -7,12 +7,13 @@ from typing import Any
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.validation.field_errors import invalid
 
 from .access import Access, AccessRequest
 from .auth import AUDIENCE, Tokens, User
 from .request_decoding import read_object
 from .requests import RequestInfo, json_response
-from .status_errors import bad_request, invalid
+from .status_errors import bad_request, invalid_object
 
 _ATTRIBUTES = {"verb": "verb", "group": "group", "resource": "resource", "subresource": "sub"}
 _ATTRIBUTES |= {"namespace": "namespace", "name": "name"}
@@ -51,9 +52,8 @@ class Reviews:
                 return self._decision(user, _question(spec))
         question = _question(spec)
         if target.namespace and question.namespace != target.namespace:
-            fault = f'Invalid value: "{question.namespace}": must match metadata.namespace'
-            causes = [("FieldValueInvalid", "spec.resourceAttributes.namespace", fault)]
-            raise invalid(target.kind.kind, target.kind.group, "", causes)
+            path, why = "spec.resourceAttributes.namespace", "must match metadata.namespace"
+            raise invalid_object(target.kind.kind, target.kind.group, "", invalid(path, question.namespace, why))
         return self._decision(_user(spec), question)
 
     def _decision(self, user: User, question: AccessRequest) -> JSON:
@@ -81,8 +81,8 @@ def _user(spec: JSON) -> User:
     groups, extra = spec.get("groups"), spec.get("extra")
     name = str(spec.get("user") or "")
     if not name and not groups:
-        fault = 'Invalid value: "": at least one of user or group must be specified'
-        raise invalid("SubjectAccessReview", "authorization.k8s.io", "", [("FieldValueInvalid", "spec.user", fault)])
+        fault = invalid("spec.user", "", "at least one of user or group must be specified")
+        raise invalid_object("SubjectAccessReview", "authorization.k8s.io", "", fault)
     known = extra if isinstance(extra, dict) else {}
     return User(
         name,

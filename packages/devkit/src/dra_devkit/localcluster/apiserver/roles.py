@@ -173,7 +173,7 @@ def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> N
         shown = "\n".join(_shown(rule) for rule in missing)
         groups = ", ".join(f'"{g}"' for g in user.groups)
         why = f'user "{user.name}" (groups=[{groups}]) is attempting to grant RBAC permissions not currently held:\n{shown}'
-        raise forbidden(target, name, why)
+        raise forbidden(target, obj["metadata"], why)
 
 
 def _questions(rule: Rule) -> Iterator[AccessRequest]:

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.validation.field_errors import invalid
 
 from .auth import AUDIENCE, Bound, Tokens
-from .status_errors import StatusError, bad_request, invalid
+from .status_errors import StatusError, bad_request, invalid_object, unknown_object
 from .storage import Storage
 
 _GROUP = "authentication.k8s.io"
@@ -22,8 +23,8 @@ def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, An
     """Issues a token. Returns the TokenRequest with its status. Raises :class:`StatusError`."""
     seconds = spec.get("expirationSeconds") or _DEFAULT_LIFETIME
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not _MIN_LIFETIME <= seconds < _MAX_LIFETIME:
-        message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
-        raise invalid("TokenRequest", _GROUP, "", [("FieldValueInvalid", "spec.expirationSeconds", message)])
+        fault = invalid("spec.expirationSeconds", seconds, "may not specify a duration less than 10 minutes")
+        raise invalid_object("TokenRequest", _GROUP, "", fault)
     audiences = spec.get("audiences") or [AUDIENCE]
     if not isinstance(audiences, list) or not all(isinstance(a, str) for a in audiences):
         raise bad_request("spec.audiences must be a list of strings")
@@ -57,8 +58,7 @@ def _bound(storage: Storage, namespace: str, reference: Any) -> tuple[list[Bound
     where = "" if kind == "Node" else namespace
     obj = storage.get(_KINDS[kind], where, name)
     if obj is None:
-        details = {"name": name, "kind": _KINDS[kind]}
-        raise StatusError(404, "NotFound", f'{_KINDS[kind]} "{name}" not found', details)
+        raise unknown_object(_KINDS[kind], name)
     uid = obj["metadata"]["uid"]
     if reference.get("uid") not in {None, "", uid}:
         message = (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
 
 
 class StatusError(Exception):
@@ -28,15 +27,15 @@ def not_allowed() -> StatusError:
     return StatusError(405, "MethodNotAllowed", message)
 
 
-def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, str]]) -> StatusError:
-    """Returns an Invalid error.
+def unknown_object(plural: str, name: str) -> StatusError:
+    return StatusError(404, "NotFound", f'{plural} "{name}" not found', {"name": name, "kind": plural})
 
-    Args:
-        causes: reason, field and message of each error. The text contains a repeated error only once.
-    """
-    listed = list(dict.fromkeys(f"{field}: {message}" for _, field, message in causes))
+
+def invalid_object(kind: str, group: str, name: str, *faults: FieldError) -> StatusError:
+    """Returns the error with all faults of an object. The text contains a repeated fault only once."""
+    listed = list(dict.fromkeys(map(str, faults)))
     text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
     details: JSON = {"name": name, "group": group, "kind": kind}
-    details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
+    details["causes"] = [{"reason": f.reason, "message": f.message, "field": f.field} for f in faults]
     qualified = f"{kind}.{group}" if group else kind
     return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)

@@ -9,6 +9,7 @@ from typing import Any
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.defaulting import now
+from dra_kubeletplugin.resourceapi.validation.field_errors import invalid, required
 
 from ...label_selectors import selected
 from ...schemas import shapes
@@ -20,7 +21,7 @@ from .auth import Tokens
 from .deleting import Deleter
 from .kinds import ServedKind
 from .requests import RequestInfo, conflict, dry_run, json_response, success
-from .status_errors import StatusError, bad_request, invalid, not_allowed
+from .status_errors import StatusError, bad_request, invalid_object, not_allowed
 from .storage import Storage
 from .writing import Writer
 
@@ -59,7 +60,7 @@ class Subresources:
         binding_target = body.get("target")
         node = binding_target.get("name") if isinstance(binding_target, dict) else None
         if not isinstance(node, str) or not node:
-            raise invalid("Binding", "", target.name, [("FieldValueRequired", "target.name", "Required value")])
+            raise invalid_object("Binding", "", target.name, required("target.name"))
         uid = (body.get("metadata") or {}).get("uid") if isinstance(body.get("metadata"), dict) else None
         if uid and uid != pod["metadata"]["uid"]:
             found = f"UID in precondition: {uid}, UID in object meta: {pod['metadata']['uid']}"
@@ -183,8 +184,8 @@ class Subresources:
             raise bad_request(f'Scale in version "v1" cannot be handled as a Scale: {e}') from None
         replicas = decoded["spec"].get("replicas", 0)
         if replicas < 0:
-            message = f"Invalid value: {replicas}: must be greater than or equal to 0"
-            raise invalid("Scale", "autoscaling", target.name, [("FieldValueInvalid", "spec.replicas", message)])
+            fault = invalid("spec.replicas", replicas, "must be greater than or equal to 0")
+            raise invalid_object("Scale", "autoscaling", target.name, fault)
         version = decoded["metadata"].get("resourceVersion")
         await admission.validate(target, {**current, "spec": decoded["spec"]}, current, kind=_SCALE)
         changed = copy.deepcopy(obj)

@@ -10,8 +10,7 @@ from typing import Any
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError
-from dra_kubeletplugin.resourceapi.validation.field_errors import invalid as invalid_field
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, unsupported
 
 from ...kubernetes_releases import Features
 from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
@@ -31,7 +30,7 @@ from .requests import (
     not_found,
     same_object,
 )
-from .status_errors import StatusError, bad_request, invalid
+from .status_errors import StatusError, bad_request, invalid_object
 from .storage import Storage
 from .validation import unsupported_warnings
 
@@ -190,7 +189,8 @@ class Writer:
             raise bad_request(message)
         field_validation = request.query.get("fieldValidation") or "Warn"
         if field_validation not in _VALIDATIONS:
-            raise invalid_option("fieldValidation", field_validation, _VALIDATIONS)
+            fault = unsupported("fieldValidation", field_validation, _VALIDATIONS)
+            raise invalid_object("CreateOptions", "meta.k8s.io", "", fault)
         duplicates = [f'duplicate field "{path}"' for path in body.duplicates]
         if duplicates and field_validation == "Strict":
             raise bad_request(
@@ -287,8 +287,7 @@ class Writer:
         except strategy.InvalidObject as e:
             faults = [*e.faults, *faults]
         if faults:
-            causes = [(f.reason, f.field, f.message) for f in faults]
-            raise invalid(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), causes)
+            raise invalid_object(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), *faults)
 
     def _drop(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         """Removes fields whose feature gate is off, and fields that a fault injection drops."""
@@ -379,8 +378,8 @@ class Writer:
         if before.get("deletionTimestamp") and added:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
-            cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            raise invalid(target.kind.kind, target.kind.group, target.name, [cause])
+            fault = forbidden("metadata.finalizers", why)
+            raise invalid_object(target.kind.kind, target.kind.group, target.name, fault)
 
     # --- storing --------------------------------------------------------------------------------
 
@@ -415,7 +414,7 @@ def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, befor
     changed = ["uid"] if uid not in {None, "", before["uid"]} else []
     if not before.get("deletionTimestamp"):
         changed += [k for k in ("deletionTimestamp", "deletionGracePeriodSeconds") if meta.get(k) is not None]
-    return [invalid_field(f"metadata.{key}", meta[key], "field is immutable") for key in changed]
+    return [invalid(f"metadata.{key}", meta[key], "field is immutable") for key in changed]
 
 
 def _keep_metadata(meta: JSON, before: JSON) -> None:
@@ -428,9 +427,3 @@ def _keep_metadata(meta: JSON, before: JSON) -> None:
 
 def already_exists(target: RequestInfo, name: str) -> StatusError:
     return StatusError(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
-
-
-def invalid_option(name: str, value: str, allowed: Sequence[str]) -> StatusError:
-    listed = ", ".join(f'"{a}"' for a in allowed)
-    message = f'Unsupported value: "{value}": supported values: {listed}'
-    return invalid("CreateOptions", "meta.k8s.io", "", [("FieldValueNotSupported", name, message)])

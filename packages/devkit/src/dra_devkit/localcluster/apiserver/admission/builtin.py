@@ -5,7 +5,7 @@ from __future__ import annotations
 from dra_kubeletplugin.base.json_types import JSON
 
 from ..requests import RequestInfo, forbidden
-from ..status_errors import StatusError
+from ..status_errors import bad_request, unknown_object
 from ..storage import Storage
 
 _PRIORITIES = "priorityclasses.scheduling.k8s.io"
@@ -25,14 +25,12 @@ def check_namespace(storage: Storage, target: RequestInfo, meta: JSON) -> JSON:
     name = target.namespace
     requested = meta.get("namespace")
     if requested not in (None, "", name):
-        raise StatusError(
-            400,
-            "BadRequest",
-            f"the namespace of the provided object does not match the namespace sent on the request ({requested} is not {name})",
+        raise bad_request(
+            f"the namespace of the provided object does not match the namespace sent on the request ({requested} is not {name})"
         )
     namespace = storage.get("namespaces", "", name)
     if namespace is None:
-        raise StatusError(404, "NotFound", f'namespaces "{name}" not found', {"name": name, "kind": "namespaces"})
+        raise unknown_object("namespaces", name)
     meta["namespace"] = name
     if namespace["metadata"].get("deletionTimestamp"):
         cause = {
@@ -41,7 +39,7 @@ def check_namespace(storage: Storage, target: RequestInfo, meta: JSON) -> JSON:
             "field": "metadata.namespace",
         }
         why = f"unable to create new content in namespace {name} because it is being terminated"
-        raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why, {"causes": [cause]})
+        raise forbidden(target, meta, why, {"causes": [cause]})
     return namespace
 
 
@@ -57,21 +55,20 @@ def set_priority(storage: Storage, target: RequestInfo, pod: JSON) -> None:
     found = storage.get(_PRIORITIES, "", name) if name else _default_class(storage)
     meta = pod["metadata"]
     if name and found is None:
-        shown = meta.get("name") or meta.get("generateName", "")
-        raise forbidden(target, shown, f"no PriorityClass with name {name} was found")
+        raise forbidden(target, meta, f"no PriorityClass with name {name} was found")
     value = int(found.get("value") or 0) if found else 0
     if found and not name:
         spec["priorityClassName"] = found["metadata"]["name"]
     if requested is not None and requested != value:
         why = _COMPUTED.format(field="integer value of priority", requested=requested, computed=value)
-        raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
+        raise forbidden(target, meta, why)
     spec["priority"] = value
     policy = (found or {}).get("preemptionPolicy") or "PreemptLowerPriority"
     if spec.get("preemptionPolicy") not in (None, policy):
         why = _COMPUTED.format(
             field="string value of PreemptionPolicy", requested=spec["preemptionPolicy"], computed=policy
         )
-        raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
+        raise forbidden(target, meta, why)
     spec["preemptionPolicy"] = policy
 
 
@@ -87,18 +84,15 @@ def check_runtime_class(target: RequestInfo, pod: JSON) -> None:
         StatusError: The pod names a RuntimeClass, or has ``overhead``, which only a RuntimeClass may set.
     """
     spec, meta = pod["spec"], pod["metadata"]
-    shown = meta.get("name") or meta.get("generateName", "")
     if name := spec.get("runtimeClassName"):
-        raise forbidden(target, shown, f'pod rejected: RuntimeClass "{name}" not found')
+        raise forbidden(target, meta, f'pod rejected: RuntimeClass "{name}" not found')
     if spec.get("overhead"):
-        raise forbidden(target, shown, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined")
+        raise forbidden(target, meta, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined")
 
 
 def check_account(storage: Storage, target: RequestInfo, pod: JSON) -> None:
     """Raises :class:`StatusError` if the pod's service account does not exist."""
     name = pod["spec"].get("serviceAccountName", "default")
     if storage.get("serviceaccounts", target.namespace, name) is None:
-        meta = pod["metadata"]
-        shown = meta.get("name") or meta.get("generateName", "")
         why = f'error looking up service account {target.namespace}/{name}: serviceaccount "{name}" not found'
-        raise forbidden(target, shown, why)
+        raise forbidden(target, pod["metadata"], why)
