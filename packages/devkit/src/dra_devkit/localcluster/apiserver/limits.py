@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.quantity import Quantity, QuantityError
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 
 from .requests import RequestInfo, forbidden
 from .storage import Storage
+from .validation.checks import quantity
 
 Amounts = Mapping[str, Any]
 
@@ -59,7 +60,7 @@ def _total(spec: Mapping[str, Any]) -> JSON:
         sums: dict[str, Quantity] = {}
         for container in spec.get("containers") or ():
             for name, amount in ((container.get("resources") or {}).get(field) or {}).items():
-                if (value := _amount(amount)) is not None:
+                if (value := quantity(amount)) is not None:
                     sums[name] = sums.get(name, Quantity(0)) + value
         out[field] = {k: str(v) for k, v in sums.items()}
     return out
@@ -77,8 +78,8 @@ def _faults(resources: Mapping[str, Any], item: Mapping[str, Any], kind: str) ->
 
 def _bound(name: str, bound: Any, requests: Amounts, limits: Amounts, kind: str, *, is_maximum: bool) -> list[str]:
     word = "maximum" if is_maximum else "minimum"
-    limit = _amount(bound)
-    request, allowed = _amount(requests.get(name)), _amount(limits.get(name))
+    limit = quantity(bound)
+    request, allowed = quantity(requests.get(name)), quantity(limits.get(name))
     if limit is None:
         return []
     if is_maximum and allowed is None:
@@ -89,10 +90,3 @@ def _bound(name: str, bound: Any, requests: Amounts, limits: Amounts, kind: str,
         if value is not None and (value > limit if is_maximum else value < limit):
             return [f"{word} {name} usage per {kind} is {bound}, but {field} is {amount}"]
     return []
-
-
-def _amount(text: Any) -> Quantity | None:
-    try:
-        return Quantity(str(text)) if text is not None else None
-    except QuantityError:
-        return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.quantity import Quantity, QuantityError
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 from dra_kubeletplugin.resourceapi.validation import names
 from dra_kubeletplugin.resourceapi.validation.field_errors import (
     FieldError,
@@ -20,6 +20,8 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     required,
     unsupported,
 )
+
+from .checks import quantity
 
 NATIVE = ("cpu", "memory", "ephemeral-storage")
 _NOTHING = Quantity(0)
@@ -34,7 +36,7 @@ def validate_resources(resources: ReadOnlyJSON, path: str, claims: set[Any]) -> 
         for name, amount in amounts.items():
             where = f"{path}.{field}[{name}]"
             out += _resource_name(name, where)
-            value = _amount(amount)
+            value = quantity(amount)
             if value is not None and value < _NOTHING:
                 out.append(invalid(where, amount, "must be greater than or equal to 0"))
             elif value is not None and name not in NATIVE and not _is_huge(name) and not value.is_integer:
@@ -46,7 +48,7 @@ def validate_resources(resources: ReadOnlyJSON, path: str, claims: set[Any]) -> 
             if _is_extended(name) or _is_huge(name):
                 out.append(required(f"{path}.limits", "Limit must be set for non overcommitable resources"))
             continue
-        requested, maximum = _amount(amount), _amount(limit)
+        requested, maximum = quantity(amount), quantity(limit)
         if requested is None or maximum is None:
             continue
         if (_is_extended(name) or _is_huge(name)) and requested != maximum:
@@ -69,8 +71,8 @@ def validate_pod_resources(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
                 out.append(unsupported(f"{path}.{field}[{name}]", name, _OF_PODS))
     for name, amount in (whole.get("requests") or {}).items():
         requested = [((c.get("resources") or {}).get("requests") or {}).get(name) for c in spec.get("containers") or []]
-        total = sum((a for text in requested if (a := _amount(text))), _NOTHING)
-        if (own := _amount(amount)) is not None and own < total:
+        total = sum((a for text in requested if (a := quantity(text))), _NOTHING)
+        if (own := quantity(amount)) is not None and own < total:
             rule = f"must be greater than or equal to aggregate container requests of {total}"
             out.append(invalid(f"{path}.requests[{name}]", amount, rule))
     return out
@@ -91,13 +93,6 @@ def _is_huge(name: str) -> bool:
 def _is_extended(name: str) -> bool:
     domain, slash, _ = name.partition("/")
     return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))
-
-
-def _amount(text: Any) -> Quantity | None:
-    try:
-        return Quantity(str(text))
-    except QuantityError:
-        return None
 
 
 def _container_claims(claims: Sequence[ReadOnlyJSON], path: str, known: set[Any]) -> list[FieldError]:

@@ -6,30 +6,24 @@ Source: the validation package of the core API group.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.validation.field_errors import (
-    FieldError,
-    duplicate,
-    forbidden,
-    invalid,
-    required,
-    unsupported,
-)
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, duplicate, forbidden, invalid, required
 
+from .checks import choice, missing, optional_choice, port, port_name, unique_label
 from .container_resources import validate_resources
 from .pod_probes import validate_lifecycle
 from .pod_references import validate_references
 from .pod_security import validate_container_security
 from .pod_volumes import validate_volume_uses
-from .unique_names import unique_label
 
 RESTART_POLICIES = ("Always", "Never", "OnFailure")
 _PULL = ("Always", "IfNotPresent", "Never")
 _ENV = re.compile(r"[ -<>-~]+")
-_PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_NOT_OF_INIT_CONTAINERS = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+_ONE_SOURCE = "may not have more than one field specified at a time"
 
 
 def validate_containers(
@@ -58,56 +52,39 @@ def validate_containers(
             out.append(required(f"{where}.image"))
         elif image != image.strip():
             out.append(invalid(f"{where}.image", image, "must not have leading or trailing whitespace"))
-        if container.get("imagePullPolicy") not in _PULL:
-            out.append(choice_error(f"{where}.imagePullPolicy", container.get("imagePullPolicy"), _PULL))
+        out += choice(container.get("imagePullPolicy"), f"{where}.imagePullPolicy", _PULL)
         out += _ports(container.get("ports") or [], f"{where}.ports", host_network=host_network)
         out += _environment(container.get("env") or [], f"{where}.env")
         out += _environment_from(container.get("envFrom") or [], f"{where}.envFrom")
         out += validate_volume_uses(container, where, volumes)
-        out += validate_container_security(container, where) + validate_lifecycle(container, where)
+        out += validate_container_security(container, where)
+        out += validate_lifecycle(container, where)
         out += validate_resources(container.get("resources") or {}, f"{where}.resources", claims)
-        out += _restart(container, where, init=init)
-    return out
-
-
-def _restart(container: ReadOnlyJSON, where: str, *, init: bool) -> list[FieldError]:
-    out: list[FieldError] = []
-    policy = container.get("restartPolicy")
-    if init and policy is not None and policy not in RESTART_POLICIES:
-        out.append(unsupported(f"{where}.restartPolicy", policy, RESTART_POLICIES))
-    if init and policy != "Always":
-        for probe in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
-            if container.get(probe) is not None:
-                out.append(
-                    forbidden(f"{where}.{probe}", "may not be set for init containers without restartPolicy=Always")
-                )
+        if init:
+            out += optional_choice(container.get("restartPolicy"), f"{where}.restartPolicy", RESTART_POLICIES)
+        if init and container.get("restartPolicy") != "Always":
+            found = [f for f in _NOT_OF_INIT_CONTAINERS if container.get(f) is not None]
+            rule = "may not be set for init containers without restartPolicy=Always"
+            out += [forbidden(f"{where}.{field}", rule) for field in found]
     return out
 
 
 def _ports(ports: Sequence[ReadOnlyJSON], path: str, *, host_network: bool) -> list[FieldError]:
     out: list[FieldError] = []
     known: set[str] = set()
-    for i, port in enumerate(ports):
+    for i, item in enumerate(ports):
         where = f"{path}[{i}]"
-        if name := port.get("name"):
-            if len(name) > 15 or not _PORT_NAME.fullmatch(name) or not any(c.isalpha() for c in name) or "--" in name:
-                rule = "must be a valid port name of at most 15 characters (e.g. http or http-2)"
-                out.append(invalid(f"{where}.name", name, rule))
-            elif name in known:
-                out.append(duplicate(f"{where}.name", name))
+        if name := item.get("name"):
+            faults = port_name(name, f"{where}.name")
+            out += faults or ([duplicate(f"{where}.name", name)] if name in known else [])
             known.add(name)
-        number = port.get("containerPort", 0)
-        if not number:
-            out.append(required(f"{where}.containerPort"))
-        elif not 1 <= number <= 65535:
-            out.append(invalid(f"{where}.containerPort", number, "must be between 1 and 65535, inclusive"))
-        host = port.get("hostPort")
-        if host and not 1 <= host <= 65535:
-            out.append(invalid(f"{where}.hostPort", host, "must be between 1 and 65535, inclusive"))
+        number, host = item.get("containerPort", 0), item.get("hostPort")
+        out += port(number, f"{where}.containerPort") if number else [required(f"{where}.containerPort")]
+        if host and (faults := port(host, f"{where}.hostPort")):
+            out += faults
         elif host and host_network and host != number:
             out.append(invalid(f"{where}.containerPort", number, "must match `hostPort` when `hostNetwork` is true"))
-        if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
-            out.append(choice_error(f"{where}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP")))
+        out += choice(item.get("protocol"), f"{where}.protocol", ("TCP", "UDP", "SCTP"))
     return out
 
 
@@ -116,65 +93,46 @@ def validate_host_ports(containers: Sequence[ReadOnlyJSON], path: str) -> list[F
     out: list[FieldError] = []
     taken: set[str] = set()
     for i, container in enumerate(containers):
-        for j, port in enumerate(container.get("ports") or []):
-            if not port.get("hostPort"):
+        for j, item in enumerate(container.get("ports") or []):
+            if not item.get("hostPort"):
                 continue
-            key = f"{port.get('protocol', '')}/{port.get('hostIP', '')}/{port['hostPort']}"
+            key = f"{item.get('protocol', '')}/{item.get('hostIP', '')}/{item['hostPort']}"
             if key in taken:
                 out.append(duplicate(f"{path}[{i}].ports[{j}].hostPort", key))
             taken.add(key)
     return out
 
 
-def _environment(env: Sequence[ReadOnlyJSON], path: str) -> list[FieldError]:
-    out: list[FieldError] = []
+def _environment(env: Sequence[ReadOnlyJSON], path: str) -> Iterator[FieldError]:
     for i, entry in enumerate(env):
-        name = entry.get("name", "")
-        if not name:
-            out.append(required(f"{path}[{i}].name"))
-        elif not _ENV.fullmatch(name):
+        where, name = f"{path}[{i}].valueFrom", entry.get("name", "")
+        yield from missing(entry, f"{path}[{i}]", "name")
+        if name and not _ENV.fullmatch(name):
             rule = "a valid environment variable name must consist only of printable ASCII characters other than '='"
-            out.append(invalid(f"{path}[{i}].name", name, rule))
+            yield invalid(f"{path}[{i}].name", name, rule)
         source = entry.get("valueFrom")
-        if source is not None and entry.get("value"):
-            out.append(invalid(f"{path}[{i}].valueFrom", "", "may not be specified when `value` is not empty"))
-        elif source is not None and len(source) != 1:
-            rule = (
-                "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"
-            )
-            out.append(
-                invalid(
-                    f"{path}[{i}].valueFrom",
-                    "",
-                    rule if not source else "may not have more than one field specified at a time",
-                )
-            )
-        elif source:
-            out += _env_source(source, f"{path}[{i}].valueFrom")
-    return out
+        if source is None:
+            continue
+        if entry.get("value"):
+            yield invalid(where, "", "may not be specified when `value` is not empty")
+        elif len(source) > 1:
+            yield invalid(where, "", _ONE_SOURCE)
+        elif not source:
+            sources = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`"
+            yield invalid(where, "", f"must specify one of: {sources}")
+        else:
+            yield from validate_references(source, where, volume=False)
+            for kind in ("configMapKeyRef", "secretKeyRef"):
+                if (ref := source.get(kind)) is not None:
+                    yield from missing(ref, f"{where}.{kind}", "name", "key")
 
 
-def _env_source(source: ReadOnlyJSON, path: str) -> Iterable[FieldError]:
-    yield from validate_references(source, path, volume=False)
-    for kind in ("configMapKeyRef", "secretKeyRef"):
-        if (ref := source.get(kind)) is not None:
-            for field in ("name", "key"):
-                if not ref.get(field):
-                    yield required(f"{path}.{kind}.{field}")
-
-
-def _environment_from(sources: Sequence[ReadOnlyJSON], path: str) -> Iterable[FieldError]:
+def _environment_from(sources: Sequence[ReadOnlyJSON], path: str) -> Iterator[FieldError]:
     for i, source in enumerate(sources):
         kinds = [k for k in ("configMapRef", "secretRef") if source.get(k) is not None]
-        if not kinds:
-            yield invalid(f"{path}[{i}]", "", "must specify one of: `configMapRef` or `secretRef`")
-        elif len(kinds) > 1:
-            yield invalid(f"{path}[{i}]", "", "may not have more than one field specified at a time")
+        if len(kinds) != 1:
+            yield invalid(
+                f"{path}[{i}]", "", _ONE_SOURCE if kinds else "must specify one of: `configMapRef` or `secretRef`"
+            )
         for kind in kinds:
-            if not source[kind].get("name"):
-                yield required(f"{path}[{i}].{kind}.name")
-
-
-def choice_error(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
-    """Returns the error for a value that is missing or not in ``allowed``."""
-    return unsupported(path, value, allowed) if value else required(path)
+            yield from missing(source[kind], f"{path}[{i}].{kind}", "name")

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, required, unsupported
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, required
 
-from .label_selectors import label_selector
-from .pod_probes import validate_port
+from .checks import label_selector, optional_choice, port
 
 _PROTOCOLS = ("SCTP", "TCP", "UDP")
 _TYPES = ("Egress", "Ingress")
@@ -21,27 +20,27 @@ _CIDR = re.compile(r"[0-9A-Fa-f:.]+/[0-9]+")
 def validate_network_policy(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     """Returns all errors of a NetworkPolicy."""
     spec = obj.get("spec") or {}
-    out = label_selector(spec.get("podSelector") or {}, "spec.podSelector")
+    out = label_selector(spec.get("podSelector"), "spec.podSelector")
     for direction, peers in (("ingress", "from"), ("egress", "to")):
         for i, rule in enumerate(spec.get(direction) or ()):
             where = f"spec.{direction}[{i}]"
-            for j, port in enumerate(rule.get("ports") or ()):
-                out += _port(port, f"{where}.ports[{j}]")
+            for j, item in enumerate(rule.get("ports") or ()):
+                out += _port(item, f"{where}.ports[{j}]")
             for j, peer in enumerate(rule.get(peers) or ()):
                 out += _peer(peer, f"{where}.{peers}[{j}]")
     types = spec.get("policyTypes") or []
     if len(types) > len(_TYPES):
         return [*out, invalid("spec.policyTypes", types, "may not specify more than two policyTypes")]
-    wrong = [(i, kind) for i, kind in enumerate(types) if kind not in _TYPES]
-    return out + [unsupported(f"spec.policyTypes[{i}]", kind, _TYPES) for i, kind in wrong]
+    for i, kind in enumerate(types):
+        out += optional_choice(kind, f"spec.policyTypes[{i}]", _TYPES)
+    return out
 
 
-def _port(port: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
-    if port.get("protocol") not in _PROTOCOLS:
-        yield unsupported(f"{path}.protocol", port.get("protocol"), _PROTOCOLS)
-    first, last = port.get("port"), port.get("endPort")
+def _port(item: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
+    yield from optional_choice(item.get("protocol"), f"{path}.protocol", _PROTOCOLS)
+    first, last = item.get("port"), item.get("endPort")
     if first is not None:
-        yield from validate_port(first, f"{path}.port")
+        yield from port(first, f"{path}.port")
     if last is None:
         return
     if not isinstance(first, int):
@@ -50,13 +49,12 @@ def _port(port: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
         return
     if last < first:
         yield invalid(f"{path}.endPort", last, "must be greater than or equal to `port`")
-    yield from validate_port(last, f"{path}.endPort")
+    yield from port(last, f"{path}.endPort")
 
 
 def _peer(peer: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
     for field in ("podSelector", "namespaceSelector"):
-        if peer.get(field) is not None:
-            yield from label_selector(peer[field], f"{path}.{field}")
+        yield from label_selector(peer.get(field), f"{path}.{field}")
     if peer.get("ipBlock") is not None:
         yield from _ip_block(peer["ipBlock"], f"{path}.ipBlock")
     if not any(value is not None for value in peer.values()):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.quantity import Quantity, QuantityError
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 from dra_kubeletplugin.resourceapi.validation import common, names
 from dra_kubeletplugin.resourceapi.validation.field_errors import (
     FieldError,
@@ -16,13 +16,12 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     invalids,
     required,
     too_long,
-    unsupported,
 )
 
 from ....validation import metadata
 from ..kinds import ServedKind
 from . import policies
-from .label_selectors import label_selector
+from .checks import IMMUTABLE, at_least, choice, label_selector, missing, optional_choice, port, positive, quantity
 from .network_policies import validate_network_policy
 from .pod_groups import validate_group, validate_group_status
 from .pods import validate_pod, validate_template, validate_update
@@ -34,7 +33,6 @@ _MAX_DATA = 1024 * 1024
 _RBAC_GROUP = "rbac.authorization.k8s.io"
 _POD_GROUPS = "podgroups.scheduling.k8s.io"
 _POOL_STATUS_REQUESTS = "resourcepoolstatusrequests.resource.k8s.io"
-_IMMUTABLE = "field is immutable"
 
 
 def validate(kind: ServedKind, obj: ReadOnlyJSON, old: ReadOnlyJSON | None, *, status: bool) -> list[FieldError]:
@@ -98,10 +96,7 @@ def _node(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
         key, effect = taint.get("key", ""), taint.get("effect", "")
         out += invalids(f"{where}.key", key, names.qualified(key))
         out += invalids(f"{where}.value", taint.get("value", ""), names.label_value(taint.get("value", "")))
-        if not effect:
-            out.append(required(f"{where}.effect"))
-        elif effect not in {"NoSchedule", "PreferNoSchedule", "NoExecute"}:
-            out.append(unsupported(f"{where}.effect", effect, ("NoSchedule", "PreferNoSchedule", "NoExecute")))
+        out += choice(effect, f"{where}.effect", ("NoSchedule", "PreferNoSchedule", "NoExecute"))
         if (key, effect) in seen:
             out.append(duplicate(where, f"{key}:{effect}"))
         seen.add((key, effect))
@@ -127,17 +122,16 @@ def _data(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
         out.append(too_long("", _MAX_DATA))
     if old is not None and old.get("immutable"):
         if not obj.get("immutable"):
-            out.append(forbidden("immutable", "field is immutable when `immutable` is set"))
-        for field in ("data", "binaryData"):
-            if (obj.get(field) or {}) != (old.get(field) or {}):
-                out.append(forbidden(field, "field is immutable when `immutable` is set"))
+            out.append(forbidden("immutable", f"{IMMUTABLE} when `immutable` is set"))
+        changed = [f for f in ("data", "binaryData") if (obj.get(f) or {}) != (old.get(f) or {})]
+        out += [forbidden(field, f"{IMMUTABLE} when `immutable` is set") for field in changed]
     return out
 
 
 def _secret(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     out = _data(obj, old)
     if old is not None and obj.get("type") != old.get("type"):
-        out.append(invalid("type", obj.get("type"), _IMMUTABLE))
+        out.append(invalid("type", obj.get("type"), IMMUTABLE))
     return out
 
 
@@ -145,20 +139,14 @@ def _service(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     spec = _spec(obj)
     kind = spec.get("type")
     out: list[FieldError] = []
-    allowed = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
-    if kind not in allowed:
-        out.append(unsupported("spec.type", kind, allowed))
+    out += optional_choice(kind, "spec.type", ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort"))
     ports = spec.get("ports") or []
     if not ports and kind != "ExternalName" and spec.get("clusterIP") != "None":
         out.append(required("spec.ports"))
-    for i, port in enumerate(ports):
-        if not 1 <= port.get("port", 0) <= 65535:
-            out.append(invalid(f"spec.ports[{i}].port", port.get("port", 0), "must be between 1 and 65535, inclusive"))
-        if len(ports) > 1 and not port.get("name"):
-            out.append(required(f"spec.ports[{i}].name"))
-    if kind == "ExternalName" and not spec.get("externalName"):
-        out.append(required("spec.externalName"))
-    return out
+    for i, item in enumerate(ports):
+        out += port(item.get("port", 0), f"spec.ports[{i}].port")
+        out += missing(item, f"spec.ports[{i}]", "name") if len(ports) > 1 else []
+    return out + (missing(spec, "spec", "externalName") if kind == "ExternalName" else [])
 
 
 def _event(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
@@ -178,29 +166,15 @@ def _quota(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
             out += invalids(where, name, names.qualified(name))
         elif "." not in name and name not in _QUOTAS:
             out.append(invalid(where, name, "must be a standard resource for quota"))
-        try:
-            if Quantity(str(amount)) < Quantity(0):
-                out.append(invalid(where, amount, "must be greater than or equal to 0"))
-        except QuantityError:
+        if (value := quantity(amount)) is None:
             out.append(invalid(where, amount, "must be a quantity"))
+        elif value < Quantity(0):
+            out.append(invalid(where, amount, "must be greater than or equal to 0"))
     return out
 
 
-_QUOTAS = frozenset(
-    {
-        "cpu",
-        "memory",
-        "ephemeral-storage",
-        "pods",
-        "services",
-        "replicationcontrollers",
-        "resourcequotas",
-        "secrets",
-        "configmaps",
-        "persistentvolumeclaims",
-        "storage",
-    }
-)
+_QUOTAS = {"cpu", "memory", "ephemeral-storage", "storage", "pods", "services", "replicationcontrollers"}
+_QUOTAS |= {"resourcequotas", "secrets", "configmaps", "persistentvolumeclaims"}
 
 
 # --- workloads --------------------------------------------------------------------------------------
@@ -221,10 +195,9 @@ def _workload(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
         if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
             rule = "`selector` does not match template `labels`"
             out.append(invalid("spec.template.metadata.labels", labels or None, rule))
-    if spec.get("replicas", 0) is not None and spec.get("replicas", 0) < 0:
-        out.append(invalid("spec.replicas", spec["replicas"], "must be greater than or equal to 0"))
+    out += at_least(spec, "spec", 0, "replicas")
     if old is not None and _spec(old).get("selector") != selector:
-        out.append(invalid("spec.selector", selector, _IMMUTABLE))
+        out.append(invalid("spec.selector", selector, IMMUTABLE))
     return out + validate_template(template, "spec.template")
 
 
@@ -245,10 +218,8 @@ def _daemon_set(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]
 
 def _job(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     spec = _spec(obj)
-    out: list[FieldError] = []
-    for field in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if (value := spec.get(field)) is not None and value < 0:
-            out.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
+    limits = ("backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+    out = at_least(spec, "spec", 0, "parallelism", "completions", *limits)
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         out.append(required("spec.completions", "when completion mode is Indexed"))
     out += validate_template(spec.get("template"), "spec.template", ("OnFailure", "Never"))
@@ -258,9 +229,9 @@ def _job(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
         before = _spec(old)
         for field in ("selector", "completionMode"):
             if spec.get(field) != before.get(field):
-                out.append(invalid(f"spec.{field}", spec.get(field), _IMMUTABLE))
+                out.append(invalid(f"spec.{field}", spec.get(field), IMMUTABLE))
         if spec.get("template") != before.get("template") and not before.get("suspend"):
-            out.append(invalid("spec.template", "<value omitted>", _IMMUTABLE))
+            out.append(invalid("spec.template", "<value omitted>", IMMUTABLE))
     return out
 
 
@@ -269,13 +240,7 @@ def _job(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
 
 def _lease(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     spec = _spec(obj)
-    duration, transitions = spec.get("leaseDurationSeconds"), spec.get("leaseTransitions")
-    out = []
-    if duration is not None and duration <= 0:
-        out.append(invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"))
-    if transitions is not None and transitions < 0:
-        out.append(invalid("spec.leaseTransitions", transitions, "must be greater than or equal to 0"))
-    return out
+    return positive(spec, "spec", "leaseDurationSeconds") + at_least(spec, "spec", 0, "leaseTransitions")
 
 
 def _role(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
@@ -298,21 +263,14 @@ def _role(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
 
 def _role_binding(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     reference = obj.get("roleRef") or {}
-    out: list[FieldError] = []
-    if reference.get("apiGroup") != _RBAC_GROUP:
-        out.append(unsupported("roleRef.apiGroup", reference.get("apiGroup", ""), (_RBAC_GROUP,)))
-    if reference.get("kind") not in {"Role", "ClusterRole"}:
-        out.append(unsupported("roleRef.kind", reference.get("kind", ""), ("Role", "ClusterRole")))
-    if not reference.get("name"):
-        out.append(required("roleRef.name"))
+    out = optional_choice(reference.get("apiGroup", ""), "roleRef.apiGroup", (_RBAC_GROUP,))
+    out += optional_choice(reference.get("kind", ""), "roleRef.kind", ("Role", "ClusterRole"))
+    out += missing(reference, "roleRef", "name")
     for i, subject in enumerate(obj.get("subjects") or []):
         where = f"subjects[{i}]"
-        if not subject.get("name"):
-            out.append(required(f"{where}.name"))
-        if subject.get("kind") not in {"ServiceAccount", "User", "Group"}:
-            out.append(unsupported(f"{where}.kind", subject.get("kind", ""), ("ServiceAccount", "User", "Group")))
-        elif subject.get("kind") == "ServiceAccount" and not subject.get("namespace"):
-            out.append(required(f"{where}.namespace"))
+        out += missing(subject, where, "name")
+        out += optional_choice(subject.get("kind", ""), f"{where}.kind", ("ServiceAccount", "User", "Group"))
+        out += missing(subject, where, "namespace") if subject.get("kind") == "ServiceAccount" else []
     if old is not None and (old.get("roleRef") or {}) != reference:
         out.append(invalid("roleRef", reference, "cannot change roleRef"))
     return out
@@ -335,8 +293,7 @@ def _budget(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     spec = _spec(obj)
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         return [invalid("spec", spec, "minAvailable and maxUnavailable cannot be both set")]
-    selector = spec.get("selector")
-    return label_selector(selector, "spec.selector") if selector else []
+    return label_selector(spec.get("selector"), "spec.selector")
 
 
 def _taint_rule(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:

@@ -15,6 +15,8 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     too_many,
 )
 
+from .checks import IMMUTABLE, at_least
+
 _MAX_CLAIMS = 4  # maximum number of claims of a group
 _SOURCES = ("resourceClaimName", "resourceClaimTemplateName")
 _POLICIES = ("basic", "gang")
@@ -25,7 +27,7 @@ def validate_group(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldErr
     spec, before = obj.get("spec") or {}, (old or {}).get("spec") or {}
     if old is not None:
         changed = [f for f in sorted(spec.keys() | before.keys()) if spec.get(f) != before.get(f)]
-        return [invalid(f"spec.{f}", spec.get(f), "field is immutable") for f in changed]
+        return [invalid(f"spec.{f}", spec.get(f), IMMUTABLE) for f in changed]
     return [*_policy(spec.get("schedulingPolicy") or {}), *_claims(spec.get("resourceClaims") or [])]
 
 
@@ -63,9 +65,7 @@ def _one_of(obj: ReadOnlyJSON, allowed: tuple[str, ...], where: str) -> Iterator
 
 def _policy(policy: ReadOnlyJSON) -> Iterator[FieldError]:
     yield from _one_of(policy, _POLICIES, "spec.schedulingPolicy")
-    min_count = (policy.get("gang") or {}).get("minCount", 1)
-    if min_count < 1:
-        yield invalid("spec.schedulingPolicy.gang.minCount", min_count, "must be greater than or equal to 1")
+    yield from at_least(policy.get("gang") or {}, "spec.schedulingPolicy.gang", 1, "minCount")
 
 
 def _claims(entries: list[ReadOnlyJSON]) -> Iterator[FieldError]:

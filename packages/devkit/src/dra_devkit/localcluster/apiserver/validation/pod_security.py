@@ -14,23 +14,16 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     unsupported,
 )
 
+from .checks import between, choice, optional_choice
+
 _MAX_ID = 2**31 - 1  # highest user and group id
 _SECCOMP = ("Localhost", "RuntimeDefault", "Unconfined")
 _CHANGES = ("Always", "OnRootMismatch")
 _SYSTEMS = ("linux", "windows")
 
 
-def validate_security(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
-    """Returns all errors of a pod's security context and of its use of host namespaces."""
-    return list(_pod(spec, path))
-
-
-def validate_container_security(container: ReadOnlyJSON, where: str) -> list[FieldError]:
-    """Returns all errors of a container's security context."""
-    return list(_container(container.get("securityContext") or {}, f"{where}.securityContext"))
-
-
-def _pod(spec: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
+def validate_security(spec: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
+    """Yields all errors of a pod's security context and of its use of host namespaces."""
     if spec.get("shareProcessNamespace") and spec.get("hostPID"):
         rule = "ShareProcessNamespace and HostPID cannot both be enabled"
         yield invalid(f"{path}.shareProcessNamespace", True, rule)
@@ -45,18 +38,13 @@ def _pod(spec: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
                     where = f"{path}.{field}[{i}].securityContext.procMount"
                     yield invalid(where, "Unmasked", "`hostUsers` must be false to use `Unmasked`")
     if (system := spec.get("os")) is not None:
-        if not system.get("name"):
-            yield required(f"{path}.os.name")
-        elif system["name"] not in _SYSTEMS:
-            yield unsupported(f"{path}.os.name", system["name"], _SYSTEMS)
+        yield from choice(system.get("name"), f"{path}.os.name", _SYSTEMS)
     context, at = spec.get("securityContext") or {}, f"{path}.securityContext"
     yield from _ids(context, at, ("fsGroup", "runAsUser", "runAsGroup"))
     for i, group in enumerate(context.get("supplementalGroups") or []):
-        yield from _id(group, f"{at}.supplementalGroups[{i}]")
+        yield from between(group, f"{at}.supplementalGroups[{i}]", 0, _MAX_ID)
     yield from _seccomp(context, at)
-    change = context.get("fsGroupChangePolicy")
-    if change is not None and change not in _CHANGES:
-        yield unsupported(f"{at}.fsGroupChangePolicy", change, _CHANGES)
+    yield from optional_choice(context.get("fsGroupChangePolicy"), f"{at}.fsGroupChangePolicy", _CHANGES)
     seen: set[str] = set()
     for i, sysctl in enumerate(context.get("sysctls") or []):
         name = sysctl.get("name") or ""
@@ -67,7 +55,9 @@ def _pod(spec: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
         seen.add(name)
 
 
-def _container(context: ReadOnlyJSON, at: str) -> Iterator[FieldError]:
+def validate_container_security(container: ReadOnlyJSON, where: str) -> Iterator[FieldError]:
+    """Yields all errors of a container's security context."""
+    context, at = container.get("securityContext") or {}, f"{where}.securityContext"
     yield from _ids(context, at, ("runAsUser", "runAsGroup"))
     yield from _seccomp(context, at)
     if context.get("allowPrivilegeEscalation") is not False:
@@ -82,12 +72,7 @@ def _container(context: ReadOnlyJSON, at: str) -> Iterator[FieldError]:
 def _ids(context: ReadOnlyJSON, at: str, fields: tuple[str, ...]) -> Iterator[FieldError]:
     for field in fields:
         if context.get(field) is not None:
-            yield from _id(context[field], f"{at}.{field}")
-
-
-def _id(value: int, path: str) -> Iterator[FieldError]:
-    if not 0 <= value <= _MAX_ID:
-        yield invalid(path, value, f"must be between 0 and {_MAX_ID}, inclusive")
+            yield from between(context[field], f"{at}.{field}", 0, _MAX_ID)
 
 
 def _seccomp(context: ReadOnlyJSON, at: str) -> Iterator[FieldError]:

@@ -6,16 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.validation.field_errors import (
-    FieldError,
-    duplicate,
-    forbidden,
-    invalid,
-    required,
-    unsupported,
-)
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, duplicate, forbidden, invalid, required
 
-from .label_selectors import label_selector
+from .checks import choice, label_selector, optional_choice, positive
 
 _MUST = "DoNotSchedule"
 _ALLOWED = (_MUST, "ScheduleAnyway")
@@ -37,25 +30,17 @@ def validate_spread(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
 
 
 def _constraint(constraint: ReadOnlyJSON, where: str) -> Iterator[FieldError]:
-    if constraint.get("maxSkew", 0) <= 0:
-        yield invalid(f"{where}.maxSkew", constraint.get("maxSkew", 0), "must be greater than zero")
+    yield from positive({"maxSkew": 0, **constraint}, where, "maxSkew", "must be greater than zero")
     if not constraint.get("topologyKey"):
         yield required(f"{where}.topologyKey", "can not be empty")
-    when = constraint.get("whenUnsatisfiable")
-    if not when:
-        yield required(f"{where}.whenUnsatisfiable")
-    elif when not in _ALLOWED:
-        yield unsupported(f"{where}.whenUnsatisfiable", when, _ALLOWED)
-    minimum = constraint.get("minDomains")
-    if minimum is not None and minimum <= 0:
-        yield invalid(f"{where}.minDomains", minimum, "must be greater than zero")
-    elif minimum is not None and when != _MUST:
+    when, minimum = constraint.get("whenUnsatisfiable"), constraint.get("minDomains")
+    yield from choice(when, f"{where}.whenUnsatisfiable", _ALLOWED)
+    yield from positive(constraint, where, "minDomains", "must be greater than zero")
+    if minimum is not None and minimum > 0 and when != _MUST:
         rule = f"can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {when}"
         yield invalid(f"{where}.minDomains", minimum, rule)
     for field in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
-        policy = constraint.get(field)
-        if policy is not None and policy not in _POLICIES:
-            yield unsupported(f"{where}.{field}", policy, _POLICIES)
+        yield from optional_choice(constraint.get(field), f"{where}.{field}", _POLICIES)
     if constraint.get("matchLabelKeys") and constraint.get("labelSelector") is None:
         yield forbidden(f"{where}.matchLabelKeys", "must not be specified when labelSelector is not set")
-    yield from label_selector(constraint.get("labelSelector") or {}, f"{where}.labelSelector")
+    yield from label_selector(constraint.get("labelSelector"), f"{where}.labelSelector")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
-from dra_kubeletplugin.resourceapi.quantity import Quantity, QuantityError
-from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, required, unsupported
+from dra_kubeletplugin.resourceapi.quantity import Quantity
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, required
 
+from .checks import missing, no_parents, optional_choice, quantity, unique_label
 from .pod_references import validate_references
-from .unique_names import unique_label
 
 _HOST_PATHS = ("", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket")
 _PROPAGATIONS = ("Bidirectional", "HostToContainer", "None")
@@ -48,7 +47,7 @@ def _source(kind: str, source: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
         case "hostPath":
             yield from _host_path(source, path)
         case "emptyDir":
-            if _negative(source.get("sizeLimit")):
+            if (limit := quantity(source.get("sizeLimit"))) is not None and limit < Quantity(0):
                 yield forbidden(f"{path}.sizeLimit", "SizeLimit field must be a valid resource quantity")
         case "secret":
             yield from _files(source, path, "secretName")
@@ -61,36 +60,21 @@ def _source(kind: str, source: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
             yield from _mode(source, "defaultMode", path)
             yield from _projected(source.get("sources") or [], f"{path}.sources")
         case _:
-            for field in _NAMED.get(kind, ()):
-                if not source.get(field):
-                    yield required(f"{path}.{field}")
+            yield from missing(source, path, *_NAMED.get(kind, ()))
 
 
 def _host_path(source: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
-    target = source.get("path") or ""
-    if not target:
-        yield required(f"{path}.path")
-    elif ".." in target.split("/"):
-        yield invalid(f"{path}.path", target, "must not contain '..'")
-    if (kind := source.get("type") or "") not in _HOST_PATHS:
-        yield unsupported(f"{path}.type", kind, _HOST_PATHS)
-
-
-def _negative(amount: Any) -> bool:
-    try:
-        return amount is not None and Quantity(str(amount)) < Quantity(0)
-    except QuantityError:
-        return False
+    yield from missing(source, path, "path")
+    yield from no_parents(source.get("path") or "", f"{path}.path")
+    yield from optional_choice(source.get("type"), f"{path}.type", _HOST_PATHS)
 
 
 def _files(source: ReadOnlyJSON, path: str, name: str) -> Iterator[FieldError]:
-    if not source.get(name):
-        yield required(f"{path}.{name}")
+    yield from missing(source, path, name)
     yield from _mode(source, "defaultMode", path)
     for i, item in enumerate(source.get("items") or []):
         where = f"{path}.items[{i}]"
-        if not item.get("key"):
-            yield required(f"{where}.key")
+        yield from missing(item, where, "key")
         yield from _local_path(item, where)
         yield from _mode(item, "mode", where)
 
@@ -107,8 +91,8 @@ def _local_path(item: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
         yield required(f"{path}.path")
     elif PurePosixPath(target).is_absolute():
         yield invalid(f"{path}.path", target, "must be a relative path")
-    elif ".." in target.split("/"):
-        yield invalid(f"{path}.path", target, "must not contain '..'")
+    elif faults := no_parents(target, f"{path}.path"):
+        yield from faults
     elif target.startswith(".."):
         yield invalid(f"{path}.path", target, "must not start with '..'")
 
@@ -139,13 +123,11 @@ def _projected(sources: Sequence[ReadOnlyJSON], path: str) -> Iterator[FieldErro
                 yield from _downward(source["downwardAPI"].get("items") or [], f"{where}.downwardAPI.items")
             case ["serviceAccountToken"]:
                 token, at = source["serviceAccountToken"], f"{where}.serviceAccountToken"
-                if not token.get("path"):
-                    yield required(f"{at}.path")
+                yield from missing(token, at, "path")
                 lifetime = token.get("expirationSeconds")
                 if lifetime is not None and lifetime < _MIN_TOKEN_LIFETIME:
-                    yield invalid(
-                        f"{at}.expirationSeconds", lifetime, "may not specify a duration less than 10 minutes"
-                    )
+                    rule = "may not specify a duration less than 10 minutes"
+                    yield invalid(f"{at}.expirationSeconds", lifetime, rule)
 
 
 # --- containers -------------------------------------------------------------------------------------
@@ -198,13 +180,12 @@ def _mount_options(mount: ReadOnlyJSON, path: str, container: ReadOnlyJSON) -> I
         part = mount.get(field) or ""
         if PurePosixPath(part).is_absolute():
             yield invalid(f"{path}.{field}", part, "must be a relative path")
-        elif ".." in part.split("/"):
-            yield invalid(f"{path}.{field}", part, "must not contain '..'")
+        else:
+            yield from no_parents(part, f"{path}.{field}")
     if mount.get("subPath") and mount.get("subPathExpr"):
         yield invalid(f"{path}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive")
     propagation = mount.get("mountPropagation")
-    if propagation is not None and propagation not in _PROPAGATIONS:
-        yield unsupported(f"{path}.mountPropagation", propagation, _PROPAGATIONS)
-    elif propagation == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
+    yield from optional_choice(propagation, f"{path}.mountPropagation", _PROPAGATIONS)
+    if propagation == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
         rule = "Bidirectional mount propagation is available only to privileged containers"
         yield forbidden(f"{path}.mountPropagation", rule)

@@ -6,7 +6,8 @@ Source: the validation package of the core API group.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
@@ -21,18 +22,20 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     unsupported,
 )
 
+from .checks import at_least, between, choice, label_selector, labels, missing, optional_choice, unique_label
 from .container_resources import validate_pod_resources
-from .containers import RESTART_POLICIES, choice_error, validate_containers, validate_host_ports
-from .label_selectors import label_selector
+from .containers import RESTART_POLICIES, validate_containers, validate_host_ports
 from .pod_groups import validate_membership
 from .pod_security import validate_security
 from .pod_spread import validate_spread
 from .pod_volumes import validate_volumes
-from .unique_names import unique_label
 
 _DNS = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
 _EFFECTS = ("NoExecute", "NoSchedule", "PreferNoSchedule")
 _MIRROR = "kubernetes.io/config.mirror"
+_NAMES = dict.fromkeys(("nodeName", "serviceAccountName", "schedulerName", "priorityClassName"), names.subdomain)
+_NAMES |= dict.fromkeys(("hostname", "subdomain"), names.label)
+_REQUIRED, _PREFERRED = (f"{k}DuringSchedulingIgnoredDuringExecution" for k in ("required", "preferred"))
 
 
 def validate_pod(pod: ReadOnlyJSON) -> list[FieldError]:
@@ -67,8 +70,7 @@ def validate_spec(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
     out += _claims(claims, f"{path}.resourceClaims")
     known = {c.get("name") for c in claims}
     containers = spec.get("containers") or []
-    if not containers:
-        out.append(required(f"{path}.containers"))
+    out += missing(spec, path, "containers")
     seen: set[str] = set()
     shared = bool(spec.get("hostNetwork"))
     out += validate_host_ports(containers, f"{path}.containers")
@@ -76,45 +78,24 @@ def validate_spec(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
     out += validate_containers(
         spec.get("initContainers") or [], f"{path}.initContainers", known, volumes, seen, host_network=shared, init=True
     )
-    if spec.get("restartPolicy") not in RESTART_POLICIES:
-        out.append(choice_error(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES))
-    if spec.get("dnsPolicy") not in _DNS:
-        out.append(choice_error(f"{path}.dnsPolicy", spec.get("dnsPolicy"), _DNS))
-    out += _numbers(spec, path)
-    for key, value in (spec.get("nodeSelector") or {}).items():
-        out += invalids(f"{path}.nodeSelector", key, names.qualified(key))
-        out += invalids(f"{path}.nodeSelector", value, names.label_value(value))
-    out += _names(spec, path)
+    out += choice(spec.get("restartPolicy"), f"{path}.restartPolicy", RESTART_POLICIES)
+    out += choice(spec.get("dnsPolicy"), f"{path}.dnsPolicy", _DNS)
+    out += at_least(spec, path, 0, "terminationGracePeriodSeconds")
+    if (deadline := spec.get("activeDeadlineSeconds")) is not None:
+        out += between(deadline, f"{path}.activeDeadlineSeconds", 1, 2**31 - 1)
+    out += labels(spec.get("nodeSelector") or {}, f"{path}.nodeSelector")
+    for field, faults_of in _NAMES.items():
+        if value := spec.get(field):
+            out += invalids(f"{path}.{field}", value, faults_of(value))
     out += _tolerations(spec.get("tolerations") or [], f"{path}.tolerations")
     out += _gates(spec.get("schedulingGates") or [], f"{path}.schedulingGates")
     out += validate_membership(spec, path)
-    out += validate_security(spec, path) + validate_pod_resources(spec, f"{path}.resources")
+    out += validate_security(spec, path)
+    out += validate_pod_resources(spec, f"{path}.resources")
     if spec.get("dnsPolicy") == "None" and not (spec.get("dnsConfig") or {}).get("nameservers"):
         rule = "must provide at least one DNS nameserver when `dnsPolicy` is None"
         out.append(required(f"{path}.dnsConfig.nameservers", rule))
     return out + _affinity(spec.get("affinity") or {}, f"{path}.affinity") + validate_spread(spec, path)
-
-
-def _numbers(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
-    out = []
-    grace = spec.get("terminationGracePeriodSeconds")
-    if grace is not None and grace < 0:
-        out.append(invalid(f"{path}.terminationGracePeriodSeconds", grace, "must be greater than or equal to 0"))
-    deadline = spec.get("activeDeadlineSeconds")
-    if deadline is not None and not 1 <= deadline < 2**31:
-        out.append(invalid(f"{path}.activeDeadlineSeconds", deadline, "must be between 1 and 2147483647, inclusive"))
-    return out
-
-
-def _names(spec: ReadOnlyJSON, path: str) -> list[FieldError]:
-    out: list[FieldError] = []
-    for field in ("nodeName", "serviceAccountName", "schedulerName", "priorityClassName"):
-        if value := spec.get(field):
-            out += invalids(f"{path}.{field}", value, names.subdomain(value))
-    for field in ("hostname", "subdomain"):
-        if value := spec.get(field):
-            out += invalids(f"{path}.{field}", value, names.label(value))
-    return out
 
 
 # --- claims, tolerations, gates, affinity -----------------------------------------------------------
@@ -128,24 +109,15 @@ def _claims(claims: Sequence[ReadOnlyJSON], path: str) -> list[FieldError]:
         name = claim.get("name", "")
         out += unique_label(f"{where}.name", name, seen)
         sources = [f for f in ("resourceClaimName", "resourceClaimTemplateName") if claim.get(f) is not None]
-        if not sources:
-            rule = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
-            out.append(invalid(where, _shown_claim(claim), rule))
-        elif len(sources) > 1:
-            rule = "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
-            out.append(invalid(where, _shown_claim(claim), rule))
+        if len(sources) != 1:
+            none = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`"
+            both = "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified"
+            # Error messages of Kubernetes contain the claim with the names of its Go struct.
+            shown = {f"{f[0].upper()}{f[1:]}": claim.get(f) for f in ("resourceClaimName", "resourceClaimTemplateName")}
+            out.append(invalid(where, {"Name": name, **shown}, both if sources else none))
         for field in sources:
             out += invalids(f"{where}.{field}", claim[field], names.subdomain(claim[field]))
     return out
-
-
-def _shown_claim(claim: ReadOnlyJSON) -> ReadOnlyJSON:
-    """Returns the claim with the names of its Go struct, as error messages of Kubernetes contain it."""
-    return {
-        "Name": claim.get("name", ""),
-        "ResourceClaimName": claim.get("resourceClaimName"),
-        "ResourceClaimTemplateName": claim.get("resourceClaimTemplateName"),
-    }
 
 
 def _tolerations(tolerations: Sequence[ReadOnlyJSON], path: str) -> list[FieldError]:
@@ -170,8 +142,7 @@ def _tolerations(tolerations: Sequence[ReadOnlyJSON], path: str) -> list[FieldEr
                 out.append(invalid(f"{where}.operator", toleration, "value must be empty when `operator` is 'Exists'"))
         elif operator not in {"Gt", "Lt"}:
             out.append(unsupported(f"{where}.operator", operator, ("Equal", "Exists", "Lt", "Gt")))
-        if effect and effect not in _EFFECTS:
-            out.append(unsupported(f"{where}.effect", effect, _EFFECTS))
+        out += optional_choice(effect or None, f"{where}.effect", _EFFECTS)
     return out
 
 
@@ -191,23 +162,21 @@ def _affinity(affinity: ReadOnlyJSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     node = affinity.get("nodeAffinity") or {}
     where = f"{path}.nodeAffinity"
-    if (required_terms := node.get("requiredDuringSchedulingIgnoredDuringExecution")) is not None:
-        out += common.node_selector(required_terms, f"{where}.requiredDuringSchedulingIgnoredDuringExecution")
-    for i, preferred in enumerate(node.get("preferredDuringSchedulingIgnoredDuringExecution") or []):
-        at = f"{where}.preferredDuringSchedulingIgnoredDuringExecution[{i}]"
+    if (required_terms := node.get(_REQUIRED)) is not None:
+        out += common.node_selector(required_terms, f"{where}.{_REQUIRED}")
+    for i, preferred in enumerate(node.get(_PREFERRED) or []):
+        at = f"{where}.{_PREFERRED}[{i}]"
         out += _weight(preferred, at)
         term = {"nodeSelectorTerms": [preferred.get("preference") or {}]}
         for fault in common.node_selector(term, at):
-            out.append(
-                FieldError(fault.reason, fault.field.replace("nodeSelectorTerms[0]", "preference"), fault.message)
-            )
+            out.append(replace(fault, field=fault.field.replace("nodeSelectorTerms[0]", "preference")))
     for kind in ("podAffinity", "podAntiAffinity"):
         terms = affinity.get(kind) or {}
         at = f"{path}.{kind}"
-        for i, term in enumerate(terms.get("requiredDuringSchedulingIgnoredDuringExecution") or []):
-            out += _pod_term(term, f"{at}.requiredDuringSchedulingIgnoredDuringExecution[{i}]")
-        for i, weighted in enumerate(terms.get("preferredDuringSchedulingIgnoredDuringExecution") or []):
-            here = f"{at}.preferredDuringSchedulingIgnoredDuringExecution[{i}]"
+        for i, term in enumerate(terms.get(_REQUIRED) or []):
+            out += _pod_term(term, f"{at}.{_REQUIRED}[{i}]")
+        for i, weighted in enumerate(terms.get(_PREFERRED) or []):
+            here = f"{at}.{_PREFERRED}[{i}]"
             out += _weight(weighted, here) + _pod_term(weighted.get("podAffinityTerm") or {}, f"{here}.podAffinityTerm")
     return out
 
@@ -218,8 +187,8 @@ def _weight(term: ReadOnlyJSON, path: str) -> list[FieldError]:
 
 
 def _pod_term(term: ReadOnlyJSON, path: str) -> list[FieldError]:
-    out = label_selector(term.get("labelSelector") or {}, f"{path}.labelSelector")
-    out += label_selector(term.get("namespaceSelector") or {}, f"{path}.namespaceSelector")
+    out = label_selector(term.get("labelSelector"), f"{path}.labelSelector")
+    out += label_selector(term.get("namespaceSelector"), f"{path}.namespaceSelector")
     for i, namespace in enumerate(term.get("namespaces") or []):
         out += invalids(f"{path}.namespaces[{i}]", namespace, names.label(namespace))
     if term.get("labelSelector") is None:
@@ -247,13 +216,9 @@ def validate_update(pod: ReadOnlyJSON, old: ReadOnlyJSON) -> list[FieldError]:
     out += _deadline(new, before)
     out += _check_gates(new, before)
     out += _check_tolerations(new, before)
-    counts = [len(s.get(f) or []) for s in (new, before) for f in ("containers", "initContainers")]
-    if counts[:2] != counts[2:]:
-        if counts[0] != counts[2]:
-            out.append(forbidden("spec.containers", "pod updates may not add or remove containers"))
-        if counts[1] != counts[3]:
-            out.append(forbidden("spec.initContainers", "pod updates may not add or remove containers"))
-        return out
+    resized = [f for f in ("containers", "initContainers") if len(new.get(f) or []) != len(before.get(f) or [])]
+    if resized:
+        return out + [forbidden(f"spec.{f}", "pod updates may not add or remove containers") for f in resized]
     if _comparable(new, before) != _comparable(before, before):
         out.append(forbidden("spec", _CHANGEABLE))
     return out
@@ -290,20 +255,16 @@ def _deadline(new: ReadOnlyJSON, before: ReadOnlyJSON) -> list[FieldError]:
 def _check_gates(new: ReadOnlyJSON, before: ReadOnlyJSON) -> list[FieldError]:
     had = {g.get("name") for g in before.get("schedulingGates") or []}
     added = [g.get("name") for g in new.get("schedulingGates") or [] if g.get("name") not in had]
-    if added:
-        return [
-            forbidden("spec.schedulingGates", f"only deletion is allowed, but found new scheduling gate '{added[0]}'")
-        ]
-    return []
+    rule = "only deletion is allowed, but found new scheduling gate '{}'"
+    return [forbidden("spec.schedulingGates", rule.format(name)) for name in added[:1]]
 
 
 def _check_tolerations(new: ReadOnlyJSON, before: ReadOnlyJSON) -> list[FieldError]:
-    kept: Iterable[ReadOnlyJSON] = new.get("tolerations") or []
-    if all(any(t == k for k in kept) or _is_kept(t, kept) for t in before.get("tolerations") or []):
+    had, kept = ([_without_seconds(t) for t in s.get("tolerations") or []] for s in (before, new))
+    if all(t in kept for t in had):
         return []
     return [forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds")]
 
 
-def _is_kept(toleration: ReadOnlyJSON, kept: Iterable[ReadOnlyJSON]) -> bool:
-    bare = {k: v for k, v in toleration.items() if k != "tolerationSeconds"}
-    return any({k: v for k, v in t.items() if k != "tolerationSeconds"} == bare for t in kept)
+def _without_seconds(toleration: ReadOnlyJSON) -> ReadOnlyJSON:
+    return {k: v for k, v in toleration.items() if k != "tolerationSeconds"}

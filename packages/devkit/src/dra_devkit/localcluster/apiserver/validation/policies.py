@@ -16,10 +16,11 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, fo
 from ....scheduling.cel.declarations import parse_type
 from ....scheduling.cel.expressions import ADMISSION_OBJECTS, ADMISSION_VARIABLES, DYN, CelEnvironment, Expression
 from ....scheduling.cel.values import CompileError, Type
-from .label_selectors import label_selector
+from .checks import label_selector, missing, optional_choice
 
 _BOOL, _STRING = Type("bool"), Type("string")
 _REASONS = ("Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized")
+_FAILURE_POLICIES = ("Fail", "Ignore")
 _ACTIONS = ("Audit", "Deny", "Warn")
 _OPERATIONS = ("*", "CONNECT", "CREATE", "DELETE", "UPDATE")
 _VARIABLES = "kubernetes.variables"
@@ -133,21 +134,17 @@ def policy(obj: ReadOnlyJSON, _: ReadOnlyJSON | None) -> list[FieldError]:
     """Returns all errors of a ValidatingAdmissionPolicy."""
     spec = obj.get("spec") or {}
     out: list[FieldError] = []
-    if not spec.get("matchConstraints"):
-        out.append(required("spec.matchConstraints"))
-    else:
-        if not spec["matchConstraints"].get("resourceRules"):
-            out.append(required("spec.matchConstraints.resourceRules"))
-        out += _resources(spec["matchConstraints"], "spec.matchConstraints")
+    out += missing(spec, "spec", "matchConstraints")
+    if constraints := spec.get("matchConstraints"):
+        out += missing(constraints, "spec.matchConstraints", "resourceRules")
+        out += _resources(constraints, "spec.matchConstraints")
     if not spec.get("validations") and not spec.get("auditAnnotations"):
         out.append(required("spec.validations", "validations or auditAnnotations must be specified"))
-    if spec.get("failurePolicy") not in {None, "Fail", "Ignore"}:
-        out.append(unsupported("spec.failurePolicy", spec["failurePolicy"], ("Fail", "Ignore")))
+    out += optional_choice(spec.get("failurePolicy"), "spec.failurePolicy", _FAILURE_POLICIES)
     if kind := spec.get("paramKind"):
-        out += [required(f"spec.paramKind.{f}") for f in ("apiVersion", "kind") if not kind.get(f)]
+        out += missing(kind, "spec.paramKind", "apiVersion", "kind")
     for i, item in enumerate(spec.get("validations") or ()):
-        if item.get("reason") not in {None, *_REASONS}:
-            out.append(unsupported(f"spec.validations[{i}].reason", item["reason"], _REASONS))
+        out += optional_choice(item.get("reason"), f"spec.validations[{i}].reason", _REASONS)
         message = str(item.get("message") or "")
         if "\n" in message.strip():
             out.append(invalid(f"spec.validations[{i}].message", message, "message must not contain line breaks"))
@@ -160,12 +157,8 @@ def policy(obj: ReadOnlyJSON, _: ReadOnlyJSON | None) -> list[FieldError]:
 def policy_binding(obj: ReadOnlyJSON, _: ReadOnlyJSON | None) -> list[FieldError]:
     """Returns all errors of a ValidatingAdmissionPolicyBinding."""
     spec = obj.get("spec") or {}
-    out: list[FieldError] = []
-    if not spec.get("policyName"):
-        out.append(required("spec.policyName"))
+    out = missing(spec, "spec", "policyName", "validationActions")
     actions = spec.get("validationActions") or []
-    if not actions:
-        out.append(required("spec.validationActions"))
     out += [unsupported("spec.validationActions", a, _ACTIONS) for a in actions if a not in _ACTIONS]
     if {"Deny", "Warn"} <= set(actions):
         why = (
@@ -179,33 +172,29 @@ def policy_binding(obj: ReadOnlyJSON, _: ReadOnlyJSON | None) -> list[FieldError
             out.append(forbidden("spec.paramRef.name", why))
         if reference.get("parameterNotFoundAction") not in {"Allow", "Deny"}:
             out.append(required("spec.paramRef.parameterNotFoundAction"))
-        out += label_selector(reference.get("selector") or {}, "spec.paramRef.selector")
+        out += label_selector(reference.get("selector"), "spec.paramRef.selector")
     return out + _resources(spec.get("matchResources") or {}, "spec.matchResources")
 
 
 def _resources(resources: Mapping[str, Any], path: str) -> list[FieldError]:
-    out: list[FieldError] = []
-    for selector in ("namespaceSelector", "objectSelector"):
-        out += label_selector(resources.get(selector) or {}, f"{path}.{selector}")
-    if resources.get("matchPolicy") not in {None, "Exact", "Equivalent"}:
-        out.append(unsupported(f"{path}.matchPolicy", resources["matchPolicy"], ("Equivalent", "Exact")))
+    out = _selectors(resources, path)
+    out += optional_choice(resources.get("matchPolicy"), f"{path}.matchPolicy", ("Equivalent", "Exact"))
     for name in ("resourceRules", "excludeResourceRules"):
         out += _rules(resources.get(name), f"{path}.{name}")
     return out
+
+
+def _selectors(owner: Mapping[str, Any], path: str) -> list[FieldError]:
+    return [f for s in ("namespaceSelector", "objectSelector") for f in label_selector(owner.get(s), f"{path}.{s}")]
 
 
 def _rules(rules: Any, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     for i, rule in enumerate(rules or ()):
         where = f"{path}[{i}]"
-        out += [
-            required(f"{where}.{name}")
-            for name in ("operations", "apiGroups", "apiVersions", "resources")
-            if not rule.get(name)
-        ]
+        out += missing(rule, where, "operations", "apiGroups", "apiVersions", "resources")
         for operation in rule.get("operations") or ():
-            if operation not in _OPERATIONS:
-                out.append(unsupported(f"{where}.operations", operation, _OPERATIONS))
+            out += optional_choice(operation, f"{where}.operations", _OPERATIONS)
     return out
 
 
@@ -219,19 +208,16 @@ def webhooks(obj: ReadOnlyJSON, _: ReadOnlyJSON | None) -> list[FieldError]:
         where = f"webhooks[{i}]"
         name = str(hook.get("name") or "")
         if len(name.split(".")) < 3:
-            out.append(
-                invalid(f"{where}.name", name, "should be a domain with at least three segments separated by dots")
-            )
+            why = "should be a domain with at least three segments separated by dots"
+            out.append(invalid(f"{where}.name", name, why))
         out += _client(hook.get("clientConfig") or {}, f"{where}.clientConfig")
         out += _rules(hook.get("rules"), f"{where}.rules")
-        for selector in ("namespaceSelector", "objectSelector"):
-            out += label_selector(hook.get(selector) or {}, f"{where}.{selector}")
-        if hook.get("failurePolicy") not in {None, "Fail", "Ignore"}:
-            out.append(unsupported(f"{where}.failurePolicy", hook["failurePolicy"], ("Fail", "Ignore")))
+        out += _selectors(hook, where)
+        out += optional_choice(hook.get("failurePolicy"), f"{where}.failurePolicy", _FAILURE_POLICIES)
         if not hook.get("sideEffects"):
             out.append(required(f"{where}.sideEffects", "must specify one of None, NoneOnDryRun"))
-        elif hook["sideEffects"] not in {"None", "NoneOnDryRun"}:
-            out.append(unsupported(f"{where}.sideEffects", hook["sideEffects"], ("None", "NoneOnDryRun")))
+        else:
+            out += optional_choice(hook["sideEffects"], f"{where}.sideEffects", ("None", "NoneOnDryRun"))
         versions = hook.get("admissionReviewVersions") or []
         if not versions:
             out.append(required(f"{where}.admissionReviewVersions", "must specify one of v1, v1beta1"))
@@ -256,11 +242,8 @@ def _client(config: Mapping[str, Any], path: str) -> list[FieldError]:
     elif url:
         parts = urlsplit(str(url))
         if parts.scheme != "https":
-            out.append(
-                invalid(
-                    f"{path}.url", url, "'https' is the only allowed URL scheme; desired format: https://host[/path]"
-                )
-            )
+            why = "'https' is the only allowed URL scheme; desired format: https://host[/path]"
+            out.append(invalid(f"{path}.url", url, why))
         elif not parts.hostname:
             out.append(invalid(f"{path}.url", url, "host must be specified; desired format: https://host[/path]"))
         elif parts.query or parts.fragment or parts.username is not None:

@@ -16,11 +16,12 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
     too_many,
 )
 
+from .checks import IMMUTABLE, at_least
+
 _MAX_POOLS = 1000
 _MAX_ERROR = 256  # bytes
 _MAX_ENTRIES = 32  # entries of each list of a pool
 _MAX_CONDITIONS = 10
-_IMMUTABLE = "field is immutable"
 _COUNTS = ("totalDevices", "allocatedDevices", "availableDevices", "unavailableDevices", "generation")
 
 
@@ -28,33 +29,30 @@ def validate_request(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldE
     """Returns all errors of a request. Its spec never changes."""
     spec = obj.get("spec") or {}
     if old is not None:
-        return [] if spec == old.get("spec") else [invalid("spec", spec, _IMMUTABLE)]
+        return [] if spec == old.get("spec") else [invalid("spec", spec, IMMUTABLE)]
     out = common.driver_name(spec.get("driver", ""), "spec.driver")
     if (pool := spec.get("poolName")) is not None:
         out += _pool_name(pool, "spec.poolName")
     if (attribute := spec.get("defaultPartitionTypeAttribute")) is not None:
         out += common.qualified_name(attribute, "spec.defaultPartitionTypeAttribute", fully=True)
-    limit = spec.get("limit", _MAX_POOLS)
-    out += _at_least(spec, "limit", 1, "spec")
-    return (
-        [*out, invalid("spec.limit", limit, f"must be less than or equal to {_MAX_POOLS}")]
-        if limit > _MAX_POOLS
-        else out
-    )
+    out += at_least(spec, "spec", 1, "limit")
+    if (limit := spec.get("limit", _MAX_POOLS)) > _MAX_POOLS:
+        out.append(invalid("spec.limit", limit, f"must be less than or equal to {_MAX_POOLS}"))
+    return out
 
 
 def validate_request_status(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     """Returns all errors of a status. A status that is set never changes."""
     status, before = obj.get("status"), (old or {}).get("status")
     if before is not None:
-        return [] if status == before else [invalid("status", status, _IMMUTABLE)]
+        return [] if status == before else [invalid("status", status, IMMUTABLE)]
     return [] if status is None else list(_status(status))
 
 
 def _status(status: ReadOnlyJSON) -> Iterator[FieldError]:
     if status.get("poolCount") is None:
         yield required("status.poolCount")
-    yield from _at_least(status, "poolCount", 0, "status")
+    yield from at_least(status, "status", 0, "poolCount")
     pools, conditions = status.get("pools") or [], status.get("conditions") or []
     if len(pools) > _MAX_POOLS:
         yield too_many("status.pools", len(pools), _MAX_POOLS)
@@ -71,9 +69,8 @@ def _pool(pool: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
     yield from common.pool_name(pool.get("poolName", ""), f"{path}.poolName")
     if (node := pool.get("nodeName")) is not None:
         yield from invalids(f"{path}.nodeName", node, names.subdomain(node))
-    for field in _COUNTS:
-        yield from _at_least(pool, field, 0, path)
-    yield from _at_least(pool, "resourceSliceCount", 1, path)
+    yield from at_least(pool, path, 0, *_COUNTS)
+    yield from at_least(pool, path, 1, "resourceSliceCount")
     if len(pool.get("validationError", "").encode()) > _MAX_ERROR:
         yield too_long(f"{path}.validationError", _MAX_ERROR)
     shares = (pool.get("shareableSummary") or {}).get("capacity") or []
@@ -83,13 +80,6 @@ def _pool(pool: ReadOnlyJSON, path: str) -> Iterator[FieldError]:
     ):
         if len(entries) > _MAX_ENTRIES:
             yield too_many(f"{path}.{where}", len(entries), _MAX_ENTRIES)
-
-
-def _at_least(obj: ReadOnlyJSON, field: str, least: int, path: str) -> list[FieldError]:
-    value = obj.get(field)
-    if value is None or value >= least:
-        return []
-    return [invalid(f"{path}.{field}", value, f"must be greater than or equal to {least}")]
 
 
 def _pool_name(value: str, path: str) -> list[FieldError]:
