@@ -14,11 +14,20 @@ KIND = {k.kind: k for k in KINDS}
 RELEASE = Features.of("1.36")
 
 
+def _decoded(obj: JSON) -> JSON:
+    kind, version = KIND[obj["kind"]], obj["apiVersion"].rpartition("/")[2]
+    decoded, unknown = strategy.incoming(kind, version, obj, RELEASE)
+    if unknown:
+        listed = ", ".join(f'unknown field "{path}"' for path in unknown)
+        raise strategy.BadObject(kind, version, f"strict decoding error: {listed}")
+    return decoded
+
+
 def post(obj: JSON) -> tuple[int, Any]:
     """Returns the result of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
     kind = KIND[obj["kind"]]
     try:
-        decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, RELEASE, strict=True)
+        decoded = _decoded(obj)
         stored = strategy.prepare(kind, decoded, None, status=False)
         dropped_fields.drop(kind, stored, None, RELEASE)
         strategy.validate(kind, defaulting.apply(stored, kind.kind), None, {}, RELEASE, status=False)
@@ -34,7 +43,7 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
     kind = KIND[new["kind"]]
     before = {k: v for k, v in old.items() if k not in {"apiVersion", "kind"}}
     try:
-        decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
+        decoded = _decoded(new)
         stored = strategy.prepare(kind, decoded, before, status=status)
         strategy.remove_deallocated(kind, stored, before)
         dropped_fields.drop(kind, stored, before, RELEASE)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+
+def value_at(obj: Any, *path: str) -> Any:
+    """Returns the value at a path of names; None if there is no such field."""
+    for key in path:
+        obj = obj.get(key) if isinstance(obj, Mapping) else None
+    return obj
 
 
 def fields_at(obj: Any, path: str) -> Iterator[tuple[dict[str, Any], str, str]]:

@@ -67,13 +67,13 @@ def encode(obj: Mapping[str, Any]) -> bytes:
     """Encodes an object or a list of objects. Raises :class:`UnknownKindError`."""
     api_version, kind = obj.get("apiVersion", ""), obj["kind"]
     shape = _shape_of(api_version, kind)
-    meta = _text_field(1, api_version) + _text_field(2, kind)
-    return MAGIC + _field(1, meta) + _field(2, _encoded(obj, shape, _layout(shape)))
+    meta = text_field(1, api_version) + text_field(2, kind)
+    return MAGIC + message_field(1, meta) + message_field(2, _encoded(obj, shape, _layout(shape)))
 
 
 def encode_event(type_: str, obj: Mapping[str, Any]) -> bytes:
     """Encodes an event of a watch, with its length in front. Raises :class:`UnknownKindError`."""
-    event = _text_field(1, type_) + _field(2, _field(1, encode(obj)))
+    event = text_field(1, type_) + message_field(2, message_field(1, encode(obj)))
     return struct.pack(">I", len(event)) + event
 
 
@@ -311,12 +311,20 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, value: bytes) -> bytes:
-    return _number(number << 3 | _BYTES) + _number(len(value)) + value
+def message_field(number: int, body: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(body)) + body
 
 
-def _text_field(number: int, value: str) -> bytes:
-    return _field(number, value.encode())
+def text_field(number: int, text: str) -> bytes:
+    return message_field(number, text.encode())
+
+
+def integer_field(number: int, value: int) -> bytes:
+    return _number(number << 3 | _VARINT) + _number(int(value))
+
+
+def double_field(number: int, value: float) -> bytes:
+    return _number(number << 3 | _DOUBLE) + struct.pack("<d", float(value))
 
 
 def _encoded(obj: Mapping[str, Any], shape: Struct, layout: Layout) -> bytes:
@@ -324,7 +332,7 @@ def _encoded(obj: Mapping[str, Any], shape: Struct, layout: Layout) -> bytes:
     for number, found in sorted(layout.items()):
         if isinstance(found, dict):
             if inner := _encoded(obj, shape, found):
-                out.append(_field(number, inner))
+                out.append(message_field(number, inner))
         elif (value := obj.get(found)) is not None:
             out.append(_encoded_field(number, value, shape.fields[found].shape))
     return b"".join(out)
@@ -334,19 +342,21 @@ def _encoded_field(number: int, value: Any, shape: Shape) -> bytes:
     match shape:
         case MapShape():
             item = shape.value.shape
-            return b"".join(_field(number, _text_field(1, k) + _map_value(v, item)) for k, v in sorted(value.items()))
+            return b"".join(
+                message_field(number, text_field(1, k) + _map_value(v, item)) for k, v in sorted(value.items())
+            )
         case ListShape():
             return b"".join(_encoded_field(number, v, shape.item.shape) for v in value)
         case Form.BOOL | Form.INT32 | Form.INT64:
-            return _number(number << 3 | _VARINT) + _number(int(value))
+            return integer_field(number, value)
         case Form.NUMBER:
-            return _number(number << 3 | _DOUBLE) + struct.pack("<d", value)
-    return _field(number, _encoded_value(value, shape))
+            return double_field(number, value)
+    return message_field(number, _encoded_value(value, shape))
 
 
 def _map_value(value: Any, shape: Shape) -> bytes:
     if isinstance(shape, ListShape):
-        return _field(2, _encoded_field(1, value or (), shape))
+        return message_field(2, _encoded_field(1, value or (), shape))
     if value is None:
         return b""  # as Go does; decoders read the zero value
     return _encoded_field(2, value, shape)
@@ -361,15 +371,15 @@ def _encoded_value(value: Any, shape: Shape) -> bytes:
         case Form.TIME | Form.MICRO_TIME:
             since = datetime.fromisoformat(value) - _EPOCH
             seconds = since.days * 86400 + since.seconds
-            return _encoded_field(1, seconds, Form.INT64) + _encoded_field(2, since.microseconds * 1000, Form.INT32)
+            return integer_field(1, seconds) + integer_field(2, since.microseconds * 1000)
         case Form.QUANTITY:
-            return _text_field(1, str(value))
+            return text_field(1, str(value))
         case Form.INT_OR_STRING:
             if isinstance(value, str):
-                return _encoded_field(1, 1, Form.INT64) + _text_field(3, value)
-            return _encoded_field(2, value, Form.INT32)
+                return integer_field(1, 1) + text_field(3, value)
+            return integer_field(2, value)
         case Form.RAW | Form.FIELDS:
-            return _field(1, msgspec.json.encode(value))
+            return message_field(1, msgspec.json.encode(value))
         case Form.SCHEMA_OR_LIST | Form.SCHEMA_OR_BOOL | Form.SCHEMA_OR_STRINGS:
             at, other_at, other = _UNIONS[shape]
             if isinstance(value, Mapping):

@@ -39,18 +39,10 @@ class Form(Enum):
 class ListShape:
     item: LazyShape
 
-    @property
-    def go(self) -> str:
-        return f"[]{go_name(self.item.shape)}"
-
 
 @dataclass(frozen=True, eq=False)
 class MapShape:
     value: LazyShape
-
-    @property
-    def go(self) -> str:
-        return f"map[string]{go_name(self.value.shape)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +51,6 @@ class Struct:
 
     name: str
     fields: Mapping[str, Field] = field(default_factory=dict)
-
-    @property
-    def go(self) -> str:
-        return ".".join(self.name.split(".")[-2:])
 
     @functools.cached_property
     def is_sparse(self) -> bool:
@@ -200,4 +188,11 @@ def _field(schema: Schema, required: bool) -> Field:
 
 
 def go_name(shape: Shape) -> str:
-    return shape.value if isinstance(shape, Form) else shape.go
+    match shape:
+        case Form():
+            return shape.value
+        case ListShape():
+            return f"[]{go_name(shape.item.shape)}"
+        case MapShape():
+            return f"map[string]{go_name(shape.value.shape)}"
+    return ".".join(shape.name.split(".")[-2:])

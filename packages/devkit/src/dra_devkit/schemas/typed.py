@@ -82,26 +82,15 @@ def paths_of(value: Any, type_: Type) -> set[Path]:
 
 
 def _collect(value: Any, type_: Type, path: Path, out: set[Path]) -> None:
-    seen = _form(type_, value)
-    if isinstance(seen, ListOf):
-        if seen.atomic:
-            out.add(path)
-            return
-        for item in value or ():
-            where = (*path, _element(seen, item, path))
-            _collect(item, seen.item.type, where, out)
-            out.add(where)
-    elif isinstance(seen, MapOf):
-        if seen.atomic:
-            out.add(path)
-            return
-        for key, item in (value or {}).items():
-            where = (*path, field_element(key))
-            _collect(item, _value_type(seen, key), where, out)
-            if item is None or item == {} or key not in seen.fields:
-                out.add(where)
-    else:
+    seen = _divisible(_form(type_, value))
+    if seen is None:
         out.add(path)
+        return
+    for element, item in _parts(seen, value, path):
+        where = (*path, element)
+        _collect(item, _part_type(seen, element), where, out)
+        if isinstance(seen, ListOf) or item is None or item == {} or element[2:] not in seen.fields:
+            out.add(where)
 
 
 def compare(old: Any, new: Any, type_: Type) -> Comparison:
@@ -128,18 +117,13 @@ def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> No
 
 def _compare_as(seen: Type, old: Any, new: Any, path: Path, out: Comparison) -> bool:
     """Compares two values of the type ``seen``. Returns whether they were compared as a whole and not part by part."""
-    if isinstance(seen, ListOf) and not seen.atomic and (_items(old) or _items(new)):
-        before, after = _by_element(seen, old, path), _by_element(seen, new, path)
+    if (divided := _divisible(seen)) is not None:
+        before, after = dict(_parts(divided, old, path)), dict(_parts(divided, new, path))
         for element in {**before, **after}:
-            where = (*path, element)
-            _compare(before.get(element, _ABSENT), after.get(element, _ABSENT), seen.item.type, where, out)
-        return False
-    if isinstance(seen, MapOf) and not seen.atomic and (_entries(old) or _entries(new)):
-        first, second = _entries(old), _entries(new)
-        for key in {**first, **second}:
-            where = (*path, field_element(key))
-            _compare(first.get(key, _ABSENT), second.get(key, _ABSENT), _value_type(seen, key), where, out)
-        return False
+            inner = _part_type(divided, element)
+            _compare(before.get(element, _ABSENT), after.get(element, _ABSENT), inner, (*path, element), out)
+        if before or after:
+            return False
     if old is _ABSENT:
         out.added.add(path)
     elif new is _ABSENT:
@@ -155,37 +139,31 @@ def merge(live: Any, applied: Any, type_: Type) -> Any:
 
 
 def _merge(live: Any, applied: Any, type_: Type, path: Path) -> Any:
-    seen = _form(type_, live if applied is _ABSENT or applied is None else applied)
-    if isinstance(seen, ListOf) and not seen.atomic and (_items(live) or _items(applied)):
-        return _merge_items(live, applied, seen, path)
-    if isinstance(seen, MapOf) and not seen.atomic and (_entries(live) or _entries(applied)):
-        first, second = _entries(live), _entries(applied)
-        return {
-            key: _merge(
-                first.get(key, _ABSENT), second.get(key, _ABSENT), _value_type(seen, key), (*path, field_element(key))
-            )
-            for key in {**first, **second}
-        }
-    return live if applied is _ABSENT else applied
+    seen = _divisible(_form(type_, live if applied is _ABSENT or applied is None else applied))
+    left, right = (dict(_parts(seen, value, path)) if seen is not None else {} for value in (live, applied))
+    if seen is None or not (left or right):
+        return live if applied is _ABSENT else applied
+
+    def merged(element: str) -> Any:
+        inner = _part_type(seen, element)
+        return _merge(left.get(element, _ABSENT), right.get(element, _ABSENT), inner, (*path, element))
+
+    if isinstance(seen, MapOf):
+        return {element[2:]: merged(element) for element in {**left, **right}}
+    return [merged(element) for element in _merged_order(list(left), list(right))]
 
 
-def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any]:
-    """Merges two lists. Items of both lists have the order of ``applied``; an item of only one list stays by its neighbors."""
-    left, right = _by_element(type_, live, path), _by_element(type_, applied, path)
-    lefts, rights = list(left), list(right)
+def _merged_order(lefts: list[str], rights: list[str]) -> list[str]:
+    """Returns the order of the merged items: the order of ``rights`` for items of both lists; others stay by their neighbors."""
+    left, right = set(lefts), set(rights)
     shared = [e for e in rights if e in left]
     out, merged = [], set()
     i = j = 0
-
-    def take(element: str) -> None:
-        item = _merge(left.get(element, _ABSENT), right.get(element, _ABSENT), type_.item.type, (*path, element))
-        out.append(item)
-
     while i < len(lefts) or j < len(rights):
         if i < len(lefts) and j < len(rights):
             if lefts[i] == rights[j]:
                 merged.add(lefts[i])
-                take(lefts[i])
+                out.append(lefts[i])
                 i, j, shared = i + 1, j + 1, shared[1:]
                 continue
             if lefts[i] in right and shared and shared[0] != lefts[i]:
@@ -193,14 +171,14 @@ def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any
                 continue
         if i < len(lefts):
             if lefts[i] not in right:
-                take(lefts[i])
+                out.append(lefts[i])
                 i += 1
                 continue
             if lefts[i] in merged:
                 i += 1
         if j < len(rights):
             merged.add(rights[j])
-            take(rights[j])
+            out.append(rights[j])
             if shared and shared[0] == rights[j]:
                 shared = shared[1:]
             j += 1
@@ -210,28 +188,15 @@ def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any
 def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
     """Returns ``value`` without ``paths``. A map without remaining entries becomes null; a list becomes an empty list."""
     gone = set(paths)
-    seen = _form(type_, value)
-    if not gone or value is None:
+    seen = _divisible(_form(type_, value))
+    if not gone or value is None or seen is None:
         return value
-    if isinstance(seen, ListOf):
-        if seen.atomic:
-            return value
-        items = []
-        for item in value:
-            element = _element(seen, item, ())
-            if (element,) not in gone:
-                items.append(remove(item, below(gone, element), seen.item.type))
-        return items
-    if isinstance(seen, MapOf):
-        if seen.atomic:
-            return value
-        kept = {
-            key: remove(item, below(gone, field_element(key)), _value_type(seen, key))
-            for key, item in value.items()
-            if (field_element(key),) not in gone
-        }
-        return kept or None
-    return value
+    kept = [
+        (element, remove(item, below(gone, element), _part_type(seen, element)))
+        for element, item in _parts(seen, value)
+        if (element,) not in gone
+    ]
+    return [item for _, item in kept] if isinstance(seen, ListOf) else {e[2:]: item for e, item in kept} or None
 
 
 def with_parent_fields(paths: Iterable[Path], type_: Type) -> set[Path]:
@@ -281,16 +246,20 @@ def _value_type(type_: MapOf, key: str) -> Type:
     return found.type if found else Untyped.DEDUCED
 
 
-def _entries(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _divisible(type_: Type) -> ListOf | MapOf | None:
+    """Returns the type of a list or map that is compared and merged part by part; None for any other type."""
+    return type_ if isinstance(type_, ListOf | MapOf) and not type_.atomic else None
 
 
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _parts(type_: ListOf | MapOf, value: Any, path: Path = ()) -> list[tuple[str, Any]]:
+    """Returns the parts of a list or map, each with its path element."""
+    if isinstance(type_, ListOf):
+        return [(_element(type_, item, path), item) for item in value] if isinstance(value, list) else []
+    return [(field_element(key), item) for key, item in value.items()] if isinstance(value, Mapping) else []
 
 
-def _by_element(type_: ListOf, value: Any, path: Path) -> dict[str, Any]:
-    return {_element(type_, item, path): item for item in _items(value)}
+def _part_type(type_: ListOf | MapOf, element: str) -> Type:
+    return type_.item.type if isinstance(type_, ListOf) else _value_type(type_, element[2:])
 
 
 def _element(type_: ListOf, item: Any, path: Path) -> str:

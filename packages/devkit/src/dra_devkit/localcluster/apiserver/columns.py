@@ -9,11 +9,13 @@ from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 
+from ...schemas.object_fields import value_at
 from .pod_columns import pod_row
 
 ValueGetter = Callable[[ReadOnlyJSON], Any]
 Column = tuple[str, int, ValueGetter]  # name, priority (1: only with -o wide), value
 _NONE = "<none>"
+_PARTIAL = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
 
 
 def duration(seconds: float) -> str:
@@ -49,29 +51,23 @@ def age(obj: ReadOnlyJSON) -> str:
     return since(obj["metadata"].get("creationTimestamp"))
 
 
-def value_at(*path: str, default: Any = "") -> ValueGetter:
+def getter(*path: str, default: Any = "") -> ValueGetter:
     """Returns a function that reads the value at a path of an object, or ``default`` if the path has no value."""
 
     def found(obj: ReadOnlyJSON) -> Any:
-        value: Any = obj
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = value_at(obj, *path)
         return default if value is None or value == "" else value
 
     return found
 
 
-def _of(obj: ReadOnlyJSON, *path: str) -> Any:
-    return value_at(*path, default=None)(obj)
-
-
 def _list(obj: ReadOnlyJSON, *path: str) -> list[Any]:
-    found = _of(obj, *path)
+    found = value_at(obj, *path)
     return found if isinstance(found, list) else []
 
 
 def _map(obj: ReadOnlyJSON, *path: str) -> Mapping[str, Any]:
-    found = _of(obj, *path)
+    found = value_at(obj, *path)
     return found if isinstance(found, Mapping) else {}
 
 
@@ -108,7 +104,7 @@ def _conditions(obj: ReadOnlyJSON) -> list[Any]:
 def _node_status(node: ReadOnlyJSON) -> str:
     ready = {c.get("type"): c.get("status") for c in _conditions(node)}.get("Ready")
     shown = "Unknown" if ready is None else "Ready" if ready == "True" else "NotReady"
-    return shown + (",SchedulingDisabled" if _of(node, "spec", "unschedulable") else "")
+    return shown + (",SchedulingDisabled" if value_at(node, "spec", "unschedulable") else "")
 
 
 def _roles(node: ReadOnlyJSON) -> str:
@@ -159,7 +155,7 @@ def _containers(field: str) -> ValueGetter:
 
 
 def _number(*path: str) -> ValueGetter:
-    return value_at(*path, default=0)
+    return getter(*path, default=0)
 
 
 def _ratio(part: ValueGetter, whole: ValueGetter) -> ValueGetter:
@@ -168,16 +164,14 @@ def _ratio(part: ValueGetter, whole: ValueGetter) -> ValueGetter:
 
 def _job_status(job: ReadOnlyJSON) -> str:
     true = {c.get("type") for c in _conditions(job) if c.get("status") == "True"}
-    for kind in ("Complete", "Failed"):
-        if kind in true:
-            return kind
     if job["metadata"].get("deletionTimestamp"):
-        return "Terminating"
-    return next((k for k in ("Suspended", "FailureTarget") if k in true), "Running")
+        true.add("Terminating")
+    order = ("Complete", "Failed", "Terminating", "Suspended", "FailureTarget")
+    return next((kind for kind in order if kind in true), "Running")
 
 
 def _job_duration(job: ReadOnlyJSON) -> str:
-    start, end = _of(job, "status", "startTime"), _of(job, "status", "completionTime")
+    start, end = value_at(job, "status", "startTime"), value_at(job, "status", "completionTime")
     if not start:
         return ""
     if not end:
@@ -208,7 +202,7 @@ def _subjects(binding: ReadOnlyJSON) -> str:
 
 
 def _role(binding: ReadOnlyJSON) -> str:
-    return f"{_of(binding, 'roleRef', 'kind')}/{_of(binding, 'roleRef', 'name')}"
+    return f"{value_at(binding, 'roleRef', 'kind')}/{value_at(binding, 'roleRef', 'name')}"
 
 
 def _size(*fields: str) -> ValueGetter:
@@ -228,7 +222,7 @@ def _pool_request_state(obj: ReadOnlyJSON) -> str:
     ended = _ended(obj)
     if ended is None:
         return "Pending"
-    shown, count = len(_list(obj, "status", "pools")), _of(obj, "status", "poolCount")
+    shown, count = len(_list(obj, "status", "pools")), value_at(obj, "status", "poolCount")
     return f"Complete ({shown}/{count} pools)" if ended["type"] == "Complete" and shown < count else ended["type"]
 
 
@@ -239,6 +233,8 @@ def _pool_request_end(obj: ReadOnlyJSON) -> str:
 
 NAME: Column = ("Name", 0, lambda o: o["metadata"]["name"])
 AGE: Column = ("Age", 0, age)
+_CREATED: Column = ("Created At", 0, getter("metadata", "creationTimestamp"))
+_WEBHOOKS: Column = ("Webhooks", 0, lambda o: len(_list(o, "webhooks")))
 _WORKLOAD: tuple[Column, ...] = (
     ("Containers", 1, _containers("name")),
     ("Images", 1, _containers("image")),
@@ -253,18 +249,18 @@ _DAEMONS = (
 )
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
-    "namespaces": (NAME, ("Status", 0, value_at("status", "phase")), AGE),
+    "namespaces": (NAME, ("Status", 0, getter("status", "phase")), AGE),
     "nodes": (
         NAME,
         ("Status", 0, _node_status),
         ("Roles", 0, _roles),
         AGE,
-        ("Version", 0, value_at("status", "nodeInfo", "kubeletVersion")),
+        ("Version", 0, getter("status", "nodeInfo", "kubeletVersion")),
         ("Internal-IP", 1, _address("InternalIP")),
         ("External-IP", 1, _address("ExternalIP")),
-        ("OS-Image", 1, value_at("status", "nodeInfo", "osImage", default="<unknown>")),
-        ("Kernel-Version", 1, value_at("status", "nodeInfo", "kernelVersion", default="<unknown>")),
-        ("Container-Runtime", 1, value_at("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>")),
+        ("OS-Image", 1, getter("status", "nodeInfo", "osImage", default="<unknown>")),
+        ("Kernel-Version", 1, getter("status", "nodeInfo", "kernelVersion", default="<unknown>")),
+        ("Container-Runtime", 1, getter("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>")),
     ),
     "pods": (
         NAME,
@@ -272,29 +268,28 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Status", 0, lambda o: pod_row(o).status),
         ("Restarts", 0, _restarts),
         AGE,
-        ("IP", 1, value_at("status", "podIP", default=_NONE)),
-        ("Node", 1, value_at("spec", "nodeName", default=_NONE)),
-        ("Nominated Node", 1, value_at("status", "nominatedNodeName", default=_NONE)),
+        ("IP", 1, getter("status", "podIP", default=_NONE)),
+        ("Node", 1, getter("spec", "nodeName", default=_NONE)),
+        ("Nominated Node", 1, getter("status", "nominatedNodeName", default=_NONE)),
         ("Readiness Gates", 1, lambda o: pod_row(o).gates or _NONE),
     ),
     "events": (
         ("Last Seen", 0, _event_seen),
-        ("Type", 0, value_at("type")),
-        ("Reason", 0, value_at("reason")),
+        ("Type", 0, getter("type")),
+        ("Reason", 0, getter("reason")),
         ("Object", 0, _event_object),
-        ("Subobject", 1, value_at("involvedObject", "fieldPath")),
-        ("Source", 1, value_at("source", "component")),
+        ("Subobject", 1, getter("involvedObject", "fieldPath")),
+        ("Source", 1, getter("source", "component")),
         ("Message", 0, lambda o: str(o.get("message") or o.get("note") or "").strip()),
         ("Name", 1, lambda o: o["metadata"]["name"]),
     ),
-    "leases.coordination.k8s.io": (NAME, ("Holder", 0, value_at("spec", "holderIdentity")), AGE),
-    "serviceaccounts": (NAME, AGE),
+    "leases.coordination.k8s.io": (NAME, ("Holder", 0, getter("spec", "holderIdentity")), AGE),
     "configmaps": (NAME, ("Data", 0, _size("data", "binaryData")), AGE),
-    "secrets": (NAME, ("Type", 0, value_at("type")), ("Data", 0, _size("data")), AGE),
+    "secrets": (NAME, ("Type", 0, getter("type")), ("Data", 0, _size("data")), AGE),
     "services": (
         NAME,
-        ("Type", 0, value_at("spec", "type")),
-        ("Cluster-IP", 0, value_at("spec", "clusterIP", default=_NONE)),
+        ("Type", 0, getter("spec", "type")),
+        ("Cluster-IP", 0, getter("spec", "clusterIP", default=_NONE)),
         ("External-IP", 0, lambda o: _NONE),
         ("Port(s)", 0, _ports),
         AGE,
@@ -306,7 +301,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Limit", 0, _quota("limits.", exclude=False)),
         AGE,
     ),
-    "limitranges": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
+    "limitranges": (NAME, _CREATED),
     "daemonsets.apps": (
         NAME,
         *((n, 0, _number("status", f)) for n, f in _DAEMONS),
@@ -338,8 +333,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         AGE,
         *_WORKLOAD,
     ),
-    "roles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
-    "clusterroles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
+    "roles.rbac.authorization.k8s.io": (NAME, _CREATED),
+    "clusterroles.rbac.authorization.k8s.io": (NAME, _CREATED),
     "rolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
     "clusterrolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
     "priorityclasses.scheduling.k8s.io": (
@@ -347,63 +342,49 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Value", 0, _number("value")),
         ("Global-Default", 0, lambda o: str(bool(o.get("globalDefault"))).lower()),
         AGE,
-        ("PreemptionPolicy", 0, value_at("preemptionPolicy")),
+        ("PreemptionPolicy", 0, getter("preemptionPolicy")),
     ),
     "networkpolicies.networking.k8s.io": (NAME, ("Pod-Selector", 0, _selector("spec", "podSelector")), AGE),
     "poddisruptionbudgets.policy": (
         NAME,
-        ("Min Available", 0, value_at("spec", "minAvailable", default="N/A")),
-        ("Max Unavailable", 0, value_at("spec", "maxUnavailable", default="N/A")),
+        ("Min Available", 0, getter("spec", "minAvailable", default="N/A")),
+        ("Max Unavailable", 0, getter("spec", "maxUnavailable", default="N/A")),
         ("Allowed Disruptions", 0, _number("status", "disruptionsAllowed")),
         AGE,
     ),
     "validatingadmissionpolicies.admissionregistration.k8s.io": (
         NAME,
         ("Validations", 0, lambda o: len(_list(o, "spec", "validations"))),
-        ("ParamKind", 0, value_at("spec", "paramKind", "kind", default="<unset>")),
+        ("ParamKind", 0, getter("spec", "paramKind", "kind", default="<unset>")),
         AGE,
     ),
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": (
         NAME,
-        ("PolicyName", 0, value_at("spec", "policyName")),
-        ("ParamRef", 0, value_at("spec", "paramRef", "name", default="<unset>")),
+        ("PolicyName", 0, getter("spec", "policyName")),
+        ("ParamRef", 0, getter("spec", "paramRef", "name", default="<unset>")),
         AGE,
     ),
-    "validatingwebhookconfigurations.admissionregistration.k8s.io": (
-        NAME,
-        ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))),
-        AGE,
-    ),
-    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
-        NAME,
-        ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))),
-        AGE,
-    ),
-    "customresourcedefinitions.apiextensions.k8s.io": (
-        NAME,
-        ("Created At", 0, value_at("metadata", "creationTimestamp")),
-    ),
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": (NAME, _WEBHOOKS, AGE),
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": (NAME, _WEBHOOKS, AGE),
+    "customresourcedefinitions.apiextensions.k8s.io": (NAME, _CREATED),
     "resourceslices.resource.k8s.io": (
         NAME,
-        ("Node", 0, value_at("spec", "nodeName", default=_NONE)),
-        ("Driver", 0, value_at("spec", "driver")),
-        ("Pool", 0, value_at("spec", "pool", "name")),
+        ("Node", 0, getter("spec", "nodeName", default=_NONE)),
+        ("Driver", 0, getter("spec", "driver")),
+        ("Pool", 0, getter("spec", "pool", "name")),
         AGE,
         ("Devices", 1, lambda o: len(_list(o, "spec", "devices"))),
     ),
     "resourceclaims.resource.k8s.io": (NAME, ("State", 0, _claim_state), AGE, ("Devices", 1, _claim_devices)),
-    "resourceclaimtemplates.resource.k8s.io": (NAME, AGE),
-    "deviceclasses.resource.k8s.io": (NAME, AGE),
-    "devicetaintrules.resource.k8s.io": (NAME, AGE),
     "resourcepoolstatusrequests.resource.k8s.io": (
         NAME,
-        ("Driver", 0, value_at("spec", "driver")),
+        ("Driver", 0, getter("spec", "driver")),
         *(
             (name, 0, _pool_sum(f"{name.lower()}Devices"))
             for name in ("Total", "Available", "Allocated", "Unavailable")
         ),
         ("Errors", 0, lambda o: sum("validationError" in pool for pool in _list(o, "status", "pools"))),
-        ("Pools", 0, value_at("status", "poolCount", default=0)),
+        ("Pools", 0, getter("status", "poolCount", default=0)),
         ("Status", 0, _pool_request_state),
         ("Completed", 0, _pool_request_end),
     ),
@@ -427,11 +408,7 @@ def table(
     for obj in objects:
         row: dict[str, Any] = {"cells": [_cell(value(obj)) for _, _, value in columns]}
         if include == "Metadata":
-            row["object"] = {
-                "kind": "PartialObjectMetadata",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": obj["metadata"],
-            }
+            row["object"] = {**_PARTIAL, "metadata": obj["metadata"]}
         elif include == "Object":
             row["object"] = obj
         rows.append(row)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, invalid, required, unsupported
 
 from ...scheduling.cel.patterns import regex
@@ -16,7 +17,7 @@ from ...schemas.decoding import DecodeError
 from ...schemas.merging import Type, from_schema
 from ...validation import metadata as metadata_rules
 from . import custom_rules
-from .columns import AGE, NAME, Column, since, value_at
+from .columns import AGE, NAME, Column, getter, since
 from .kinds import ServedKind
 
 Schema = Mapping[str, Any]
@@ -60,7 +61,7 @@ def _columns(version: Schema) -> tuple[Column, ...]:
 
 
 def _column(column: Schema) -> Any:
-    found = value_at(*[p for p in re.split(r"[.\[\]'\\]+", str(column.get("jsonPath", ""))) if p])
+    found = getter(*[p for p in re.split(r"[.\[\]'\\]+", str(column.get("jsonPath", ""))) if p])
     return (lambda obj: since(found(obj))) if column.get("type") == "date" else found
 
 
@@ -298,7 +299,6 @@ def merge_type(kind: ServedKind, version: str) -> Type:
 
 def established_status(names: JSON, stored: list[str]) -> JSON:
     """Returns the status of a CustomResourceDefinition whose kind is served."""
-    from dra_kubeletplugin.resourceapi.defaulting import now
 
     def condition(kind: str, reason: str, message: str) -> JSON:
         times = {"lastTransitionTime": now()}

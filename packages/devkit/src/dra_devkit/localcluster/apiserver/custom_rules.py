@@ -263,7 +263,9 @@ def _broken(
         known = {"self": _value(value, schema, root=root), "oldSelf": before}
         if rule.expression.evaluate(known, budget):
             return
-        message = _message_of(rule, known, budget) or rule.message or f"failed rule: {rule.expression.text}"
+        message = (
+            message_of(rule.message_expression, known, budget) or rule.message or f"failed rule: {rule.expression.text}"
+        )
     except CelError as e:
         yield FieldError(
             "FieldValueInvalid",
@@ -276,11 +278,12 @@ def _broken(
     yield FieldError(rule.reason, where or _ROOT, text)
 
 
-def _message_of(rule: Rule, known: Mapping[str, Any], budget: Budget) -> str:
-    if rule.message_expression is None:
+def message_of(expression: Expression | None, known: Mapping[str, Any], budget: Budget) -> str:
+    """Returns the result of a ``messageExpression``; empty if the evaluation fails or the text has several lines."""
+    if expression is None:
         return ""
     try:
-        text = str(rule.message_expression.evaluate(known, budget)).strip()
+        text = str(expression.evaluate(known, budget)).strip()
     except CelError:
         return ""
     return "" if "\n" in text else text

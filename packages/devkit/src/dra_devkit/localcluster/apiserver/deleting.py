@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
@@ -157,9 +157,8 @@ class Deleter:
         meta = obj["metadata"]
         if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
             return None
-        if target.storage == "namespaces":
-            if (obj.get("spec") or {}).get("finalizers"):
-                return None
+        if target.storage == "namespaces" and (obj.get("spec") or {}).get("finalizers"):
+            return None
         return self.remove(target, obj)
 
     def remove(self, target: RequestInfo, obj: JSON) -> JSON:
@@ -180,16 +179,19 @@ class Deleter:
         found = self.registry.by_key(kind)
         return RequestInfo(found, found.versions[0], namespace, name, "") if found else None
 
+    def _dependents(self, owner: str) -> Iterator[tuple[RequestInfo, JSON]]:
+        """Yields the objects that have an owner, each with the target of a request for it."""
+        for kind, (namespace, name) in self.storage.owned(owner):
+            obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
+            if obj is not None and target is not None:
+                yield target, obj
+
     def _collect_dependents(self, owner: str) -> None:
         """Deletes an owner's dependents that have no other existing owner. From other dependents, removes the reference to the owner."""
-        for kind, (namespace, name) in self.storage.owned(owner):
-            obj = self.storage.get(kind, namespace, name)
-            target = self._target(kind, namespace, name)
-            if obj is None or target is None:
-                continue
-            others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
+        for target, obj in self._dependents(owner):
+            others = _other_owners(obj, owner)
             if any(self._exists(o) for o in others):
-                self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
+                self._set_owners(target, obj, others)
             elif not obj["metadata"].get("deletionTimestamp"):
                 self.delete_one(target, {}, dry=False, grace=None)
 
@@ -197,17 +199,12 @@ class Deleter:
         return self.storage.with_uid(str(owner.get("uid", ""))) is not None
 
     def _orphan_dependents(self, owner: str) -> None:
-        for kind, (namespace, name) in self.storage.owned(owner):
-            obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
-            if obj is None or target is None:
-                continue
-            others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
-            self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
+        for target, obj in self._dependents(owner):
+            self._set_owners(target, obj, _other_owners(obj, owner))
 
-    def _put(self, target: RequestInfo, obj: JSON) -> None:
-        if not obj["metadata"]["ownerReferences"]:
-            obj = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}}
-        self.storage.put(target.storage, obj)
+    def _set_owners(self, target: RequestInfo, obj: JSON, owners: list[JSON]) -> None:
+        meta = {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}
+        self.storage.put(target.storage, {**obj, "metadata": meta | ({"ownerReferences": owners} if owners else {})})
 
     def _finish_waiting_owner(self, uid: str) -> None:
         """Removes an owner in foreground deletion if its last dependent was removed."""
@@ -259,8 +256,11 @@ class Deleter:
             return
         if next(self.storage.in_namespace(name), None) is not None:
             return
-        freed = {**found, "spec": {**(found.get("spec") or {}), "finalizers": None}}
-        freed["spec"].pop("finalizers")
+        freed = {**found, "spec": {k: v for k, v in (found.get("spec") or {}).items() if k != "finalizers"}}
         target = self._target("namespaces", "", name)
         if target is not None and self.finish(target, freed) is None:
             self.storage.put("namespaces", freed)
+
+
+def _other_owners(obj: JSON, owner: str) -> list[JSON]:
+    return [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]

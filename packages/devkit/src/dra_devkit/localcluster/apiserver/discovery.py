@@ -88,7 +88,7 @@ def is_served(group: str, version: str, served: Collection[str]) -> bool:
 def _entries(kind: ServedKind) -> list[JSON]:
     entry: JSON = {
         "name": kind.plural,
-        "singularName": kind.singular,
+        "singularName": kind.kind.lower(),
         "namespaced": kind.namespaced,
         "kind": kind.kind,
         "verbs": ["create"] if kind.virtual else _VERBS,

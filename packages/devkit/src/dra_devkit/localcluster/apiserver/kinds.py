@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,10 +61,6 @@ class ServedKind:
     @property
     def storage(self) -> str:
         return self.stored_as or self.key
-
-    @property
-    def singular(self) -> str:
-        return self.kind.lower()
 
     @property
     def structured(self) -> bool:
@@ -273,10 +269,3 @@ def _as_of(kind: ServedKind, features: Features) -> ServedKind:
     if kind.versions == POD_GROUP_VERSIONS:
         return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
     return kind
-
-
-def table(
-    kind: ServedKind, objects: Sequence[ReadOnlyJSON], metadata: ReadOnlyJSON, *, include: str = "Metadata"
-) -> dict[str, Any]:
-    """Returns a meta.k8s.io/v1 Table of the objects."""
-    return columns.table(kind.columns, objects, metadata, include=include)

@@ -29,7 +29,7 @@ _ADMIN = {"resource.kubernetes.io/admin-access": "true"}
 # Patterns that find an unknown name in a CEL error, each with the names from which a similar name is suggested.
 _IN_CEL = {
     r"undefined field '(\w+)'": ("driver", "attributes", "capacity", "allowMultipleAllocations"),
-    r"undeclared reference to '(\w+)'": (
+    r"undeclared reference to '(\w+)'": [
         "device",
         "cel",
         "semver",
@@ -39,7 +39,7 @@ _IN_CEL = {
         "matches",
         "string",
         "int",
-    ),
+    ],
 }
 _VERSION = re.compile(r"v[1-9]\d*((alpha|beta)[1-9]\d*)?")
 _REFERENCE = re.compile(r'(?:Not found: |Invalid value: (?=.*must be the name of a request))"([^"]*)"')
@@ -170,10 +170,9 @@ def object_errors(
     if mistyped := [PlacedText(*found) for found in field_hints.mistyped(document, shape)]:
         return out + mistyped  # An object with wrong types cannot be decoded, so no other check can run.
     reported = {path for path, _ in unknown}
-    unread: list[str] = []
     try:
-        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=unread)
-        out += _reworded(unread, reported, kind, features.release)
+        obj, unread = strategy.incoming(kind, version, document, features)
+        out += _of_other_releases([path for path in unread if path not in reported], kind, features.release)
         meta = obj["metadata"]
         if kind.namespaced:
             meta.setdefault("namespace", "default")
@@ -197,27 +196,17 @@ def object_errors(
 
 
 def _dropped(path: str, gate: str, features: Features) -> PlacedText:
-    needed = (
-        f"it needs the feature gate {gate_phrase(gate, features.release)}"
-        if gate
-        else "it needs a gate that is not known here"
-    )
-    return PlacedText(path, f"Kubernetes {features.release} drops this field: {needed}")
+    needed = f"the feature gate {gate_phrase(gate, features.release)}" if gate else "a gate that is not known here"
+    return PlacedText(path, f"Kubernetes {features.release} drops this field: it needs {needed}")
 
 
-def _reworded(warnings: list[str], reported: set[str], kind: ServedKind, release: str) -> Iterator[PlacedText]:
-    """Yields the warnings, with another text for a field that only another release knows."""
-    for text in warnings:
-        if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
-            yield PlacedText("", text)
-        elif found[1] not in reported:
-            first, last = dropped_fields.releases_of(kind, found[1])
-            other = (
-                f"only Kubernetes {last} has it"
-                if last
-                else f"{f'Kubernetes {first}' if first else 'a later release'} adds it"
-            )
-            yield PlacedText(found[1], f"unknown field in Kubernetes {release}: {other}")
+def _of_other_releases(unknown: list[str], kind: ServedKind, release: str) -> Iterator[PlacedText]:
+    """Yields an error for each field that only another release knows."""
+    for path in unknown:
+        first, last = dropped_fields.releases_of(kind, path)
+        adds = f"Kubernetes {first} adds it" if first else "a later release adds it"
+        other = f"only Kubernetes {last} has it" if last else adds
+        yield PlacedText(path, f"unknown field in Kubernetes {release}: {other}")
 
 
 def _with_nearest(fault: FieldError, obj: JSON) -> str:
@@ -232,11 +221,7 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
     for pattern, known in _IN_CEL.items():
         if (found := re.search(pattern, text)) and (hint := did_you_mean(found[1], known)):
             return re.sub(pattern, lambda m, hint=hint: m[0] + hint, text, count=1)  # type: ignore[misc]
-    text = re.sub(
-        r"(undeclared reference to 'includes')",
-        rf"\1: it needs the feature gate {Gate.LISTS}",
-        text,
-    )
+    text = re.sub(r"(undeclared reference to 'includes')", rf"\1: it needs the feature gate {Gate.LISTS}", text)
     return re.sub(r"(token recognition error at: '=[^=']*')", r"\1: compare with '=='", text)
 
 

@@ -127,14 +127,19 @@ def _schemas(kind: ServedKind, version: str, references: str) -> JSON:
     marked = {"x-kubernetes-group-version-kind": [_gvk(kind, version)]}
     if name is None:
         return _custom(kind, version, references, marked)
-    found: dict[str, JSON] = {}
+    out = _with_references(name, references)
+    out[full_name(name)] |= marked
+    return out
+
+
+def _with_references(name: str, references: str) -> dict[str, JSON]:
+    """Returns the schema of a type and all schemas that it refers to, by their full names."""
+    out: dict[str, JSON] = {}
     waiting = [name]
     while waiting:
         at = waiting.pop()
-        if at not in found:
-            found[at] = _published(tables.named(at), references, waiting)
-    out = {full_name(n): s for n, s in found.items()}
-    out[full_name(name)] |= marked
+        if full_name(at) not in out:
+            out[full_name(at)] = _published(tables.named(at), references, waiting)
     return out
 
 
@@ -145,19 +150,13 @@ _UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 def _custom(kind: ServedKind, version: str, references: str, marked: JSON) -> JSON:
     """Returns a custom kind's schema, with the fields that all objects have."""
     own = dict(kind.schemas.get(version) or {"type": "object", _UNKNOWN: True})
-    waiting = [_META]
-    out = {}
-    while waiting:
-        at = waiting.pop()
-        if full_name(at) not in out:
-            out[full_name(at)] = _published(tables.named(at), references, waiting)
     if references == _V2:
         own = _loosened(own)
     if "properties" in own or _UNKNOWN not in own:
         text = {"type": "string"}
         always = {"apiVersion": text, "kind": text, "metadata": {"$ref": references + full_name(_META)}}
         own["properties"] = {**(own.get("properties") or {}), **always}
-    return {**out, _name_of(kind, version): {**own, **marked}}
+    return {**_with_references(_META, references), _name_of(kind, version): {**own, **marked}}
 
 
 def _loosened(schema: Mapping[str, Any]) -> JSON:

@@ -73,10 +73,6 @@ def strategic(target: Any, patch: Mapping[str, Any], schema: Schema = _NONE) -> 
     Raises:
         PatchError: A directive is unknown, or a list item lacks its merge key.
     """
-    return _maps(target, patch, schema)
-
-
-def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
     directive = patch.get("$patch")
     if directive == "replace":
         return {k: copy.deepcopy(v) for k, v in patch.items() if k != "$patch"}
@@ -86,7 +82,9 @@ def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
         raise PatchError(f"unknown patch type {directive!r}")
     out = dict(target) if isinstance(target, Mapping) else {}
     if (kept := patch.get("$retainKeys")) is not None:
-        out = {k: v for k, v in out.items() if k in _strings(kept, "$retainKeys")}
+        if not isinstance(kept, list):
+            raise PatchError("$retainKeys is not a list")
+        out = {k: v for k, v in out.items() if k in kept}
     orders: dict[str, list[Any]] = {}
     for key, value in patch.items():
         if key in {"$patch", "$retainKeys"}:
@@ -107,12 +105,6 @@ def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
     return out
 
 
-def _strings(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise PatchError(f"{where} is not a list")
-    return value
-
-
 def _field(schema: Schema, name: str) -> Schema:
     """Returns the schema of a field, with references resolved."""
     found = _resolved(schema)
@@ -128,7 +120,7 @@ def _value(target: Any, patch: Any, schema: Schema) -> Any:
     if isinstance(patch, Mapping):
         if "replace" in str(schema.get("x-kubernetes-patch-strategy", "")):
             return copy.deepcopy(dict(patch))
-        return _maps(target, patch, schema)
+        return strategic(target, patch, schema)
     if isinstance(patch, list) and isinstance(target, list):
         if "merge" in schema.get("x-kubernetes-patch-strategy", "").split(","):
             key = schema.get("x-kubernetes-patch-merge-key")
@@ -159,7 +151,7 @@ def _lists(target: list[Any], patch: list[Any], key: str, item: Schema) -> list[
         if change.get("$patch") == "delete":
             out = [t for i, t in enumerate(out) if i not in same]
         elif same:
-            out[same[0]] = _maps(out[same[0]], change, item)
+            out[same[0]] = strategic(out[same[0]], change, item)
         else:
             out.append(_without_directives(change))
     return out

@@ -12,7 +12,8 @@ from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
 
 from . import selectors, strategy, watching
-from .kinds import ServedKind, table
+from .columns import table
+from .kinds import ServedKind
 from .requests import RequestInfo, flag, json_response, not_found, number, resource_version, sort_key, table_of
 from .status_errors import StatusError, bad_request
 from .storage import ExpiredError, Match, Objects, Storage
@@ -35,7 +36,7 @@ class Reader:
             raise not_found(target)
         if (include := table_of(request)) is not None:
             metadata = {"resourceVersion": obj["metadata"]["resourceVersion"]}
-            return json_response(table(target.kind, [self._shown(target, obj)], metadata, include=include))
+            return json_response(table(target.kind.columns, [self._shown(target, obj)], metadata, include=include))
         return json_response(strategy.outgoing(target.kind, target.version, obj))
 
     @staticmethod
@@ -49,7 +50,7 @@ class Reader:
         found, metadata = self._page(request, target, matches)
         if include is not None:
             shown = [self._shown(target, o) for o in found]
-            return json_response(table(target.kind, shown, metadata, include=include))
+            return json_response(table(target.kind.columns, shown, metadata, include=include))
         items = [strategy.outgoing(target.kind, target.version, o) for o in found]
         for item in items:
             item.pop("kind", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,26 +105,15 @@ class _Object(dict[str, Any]):
 
 def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
     out = _Object(pairs)
-    if len(out) != len(pairs):
-        seen: set[str] = set()
-        out.duplicates = tuple(dict.fromkeys(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
+    out.duplicates = tuple(key for key, count in Counter(k for k, _ in pairs).items() if count > 1)
     return out
 
 
 def _duplicates(data: bytes) -> tuple[str, ...]:
-    found = False
-
-    def pairs(items: list[tuple[str, Any]]) -> _Object:
-        nonlocal found
-        out = _pairs(items)
-        found = found or bool(out.duplicates)
-        return out
-
     try:
-        value = json.loads(data, object_pairs_hook=pairs)
+        return tuple(_paths(json.loads(data, object_pairs_hook=_pairs), ""))
     except (ValueError, RecursionError):
         return ()
-    return tuple(_paths(value, "")) if found else ()
 
 
 def _paths(value: Any, path: str) -> list[str]:

@@ -26,6 +26,10 @@ _AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-{}".format
 _PUBLIC = ["/healthz", "/livez", "/readyz", "/version", "/version/"]
 _DISCOVERY = [*_PUBLIC, "/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*"]
 _REVIEWS = ["selfsubjectaccessreviews", "selfsubjectrulesreviews"]
+_EVERYTHING = [
+    {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+    {"nonResourceURLs": ["*"], "verbs": ["*"]},
+]
 _BASIC = [
     {"apiGroups": ["authorization.k8s.io"], "resources": _REVIEWS, "verbs": ["create"]},
     {"apiGroups": ["authentication.k8s.io"], "resources": ["selfsubjectreviews"], "verbs": ["create"]},
@@ -34,11 +38,7 @@ _BASIC = [
 
 def make_defaults(storage: Storage, registry: Registry) -> None:
     """Creates the missing roles and bindings that every cluster has by default."""
-    everything = [
-        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-        {"nonResourceURLs": ["*"], "verbs": ["*"]},
-    ]
-    _put_role(storage, "cluster-admin", everything, "system:masters")
+    _put_role(storage, "cluster-admin", _EVERYTHING, "system:masters")
     _put_role(storage, "system:basic-user", _BASIC, "system:authenticated")
     discovery = [{"nonResourceURLs": _DISCOVERY, "verbs": ["get"]}]
     _put_role(storage, "system:discovery", discovery, "system:authenticated")
@@ -74,11 +74,8 @@ def _user_rules(registry: Registry) -> tuple[list[Rule], list[Rule], list[Rule]]
     made = ["pods/attach", "pods/eviction", "pods/exec", "pods/portforward", "serviceaccounts/token"]
     write.append({"apiGroups": [""], "resources": made, "verbs": ["create"]})
     grants = {"apiGroups": [GROUP], "resources": ["rolebindings", "roles"], "verbs": [*_READ, *_WRITE]}
-    local = {
-        "apiGroups": ["authorization.k8s.io"],
-        "resources": ["localsubjectaccessreviews"],
-        "verbs": ["create"],
-    }
+    reviews = ["localsubjectaccessreviews"]
+    local = {"apiGroups": ["authorization.k8s.io"], "resources": reviews, "verbs": ["create"]}
     return read, write, [grants, local]
 
 
@@ -153,10 +150,7 @@ def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> N
         allows = AccessRequest("escalate", GROUP, target.kind.plural, "", namespace, name)
         rules: Sequence[Rule] = obj.get("rules") or ()
         if target.kind.kind == "ClusterRole" and obj.get("aggregationRule"):
-            rules = [
-                {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-                {"nonResourceURLs": ["*"], "verbs": ["*"]},
-            ]
+            rules = _EVERYTHING
     else:
         reference = obj.get("roleRef") or {}
         plural = "clusterroles" if reference.get("kind") == "ClusterRole" else "roles"

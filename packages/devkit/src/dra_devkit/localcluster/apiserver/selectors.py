@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
 from dra_kubeletplugin.resourceapi.validation import names
+
+from ...schemas.object_fields import value_at
 
 Match = Callable[[ReadOnlyJSON], bool]
 
@@ -52,11 +53,9 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
     return terms
 
 
-def field_value(obj: ReadOnlyJSON, path: tuple[str, ...]) -> str:
+def field_value(obj: ReadOnlyJSON | None, path: tuple[str, ...]) -> str:
     """Returns the value of a field as text, for a comparison with a selector; empty if the field does not exist."""
-    value: Any = obj
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = value_at(obj, *path)
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

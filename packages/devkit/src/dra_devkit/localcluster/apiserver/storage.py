@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from dra_kubeletplugin.base.json_types import JSON
 
+from .selectors import field_value
+
 Key = tuple[str, str]  # namespace, name
 Match = Callable[[Mapping[str, Any]], bool]
 Objects = list[JSON]
@@ -238,9 +240,8 @@ class Storage:
         for watcher in stored_kind.watchers:
             watcher.push(change)
         for path, by_value in stored_kind.narrow.items():
-            values = {_value_at(change.object, path), _value_at(change.before, path) if change.before else None}
-            for value in values:
-                for watcher in by_value.get(value, ()) if value is not None else ():
+            for value in {field_value(obj, path) for obj in (change.object, change.before) if obj is not None}:
+                for watcher in by_value.get(value, ()):
                     watcher.push(change)
 
     # --- watches --------------------------------------------------------------------------------
@@ -302,10 +303,3 @@ def _seen(change: StorageChange, matches: Match) -> StorageChange | None:
         last_visible = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
         return StorageChange(change.version, type_, change.kind, last_visible, None)
     return StorageChange(change.version, type_, change.kind, change.object, None)
-
-
-def _value_at(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> str | None:
-    value: Any = obj
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return "" if value is None else str(value)

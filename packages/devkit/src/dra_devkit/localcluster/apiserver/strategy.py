@@ -1,7 +1,7 @@
 """Decodes, defaults, validates and encodes objects, and decides which parts of an object an update may change.
 
-An unknown field is dropped, with a warning unless ``fieldValidation=Ignore`` is set. With ``fieldValidation=Strict``, the request fails
-with 400. A server-side apply with an unknown field always fails: see `field_managers.py`.
+An unknown field is dropped, and the writer warns about it or rejects the request. A server-side apply with an unknown field always
+fails: see `field_managers.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from .validation.pod_defaults import admission_defaults
 class BadObject(Exception):
     """The object cannot be decoded (400)."""
 
+    def __init__(self, kind: ServedKind, version: str, why: str) -> None:
+        super().__init__(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
+
 
 class InvalidObject(Exception):
     """The object is invalid (422). ``faults`` lists all errors."""
@@ -37,86 +40,50 @@ class InvalidObject(Exception):
         self.faults = faults
 
 
-def incoming(
-    kind: ServedKind,
-    version: str,
-    obj: Mapping[str, Any],
-    features: Features,
-    *,
-    strict: bool,
-    warnings: list[str] | None = None,
-) -> JSON:
+def incoming(kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features) -> tuple[JSON, list[str]]:
     """Decodes an object that a client sent in ``version``.
 
-    Args:
-        strict: whether unknown fields are rejected.
-        warnings: if ``strict`` is false, a warning for each unknown field is appended to this list.
-
     Returns:
-        The object in its stored version.
+        The object in its stored version, and the paths of the unknown fields, which it does not contain.
 
     Raises:
         BadObject: The object cannot be decoded.
     """
-    meta = obj.get("metadata")
-    if meta is not None and not isinstance(meta, Mapping):
-        raise _bad(kind, version, "json: cannot unmarshal into Go struct field .metadata of type v1.ObjectMeta")
-    messages: list[str] = [] if warnings is None else warnings
-    if kind.structured:
-        out = _structured(kind, version, obj, features, messages, strict=strict)
-    else:
-        out = _decoded(kind, version, obj, messages, strict=strict)
+    unknown: list[str] = []
+    try:
+        if kind.structured:
+            out = _in_v1(kind, version, obj, features, unknown)
+        else:
+            body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
+            out = _decoded(kind, version, body, unknown)
+    except decoding.DecodeError as e:
+        raise BadObject(kind, version, str(e)) from None
     if owners := out["metadata"].get("ownerReferences"):
         out["metadata"]["ownerReferences"] = metadata.merged_owners(owners)
-    return out
+    return out, unknown
 
 
-def _bad(kind: ServedKind, version: str, why: object) -> BadObject:
-    return BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
-
-
-def _structured(
-    kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features, messages: list[str], *, strict: bool
-) -> JSON:
+def _in_v1(kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features, unknown: list[str]) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
         # Only v1beta1 is converted before decoding, because a conversion copies the object once more.
-        in_v1, unknown = dropped_fields.without_unknown(
-            kind, convert(sent, "v1") if version == "v1beta1" else sent, features
-        )
-        decoded = decoding.decode(in_v1, shapes.dra_shape(kind.kind), unknown)
-    except decoding.DecodeError as e:
-        raise _bad(kind, version, e) from None
+        in_v1 = convert(sent, "v1") if version == "v1beta1" else sent
+        in_v1, unknown[:] = dropped_fields.without_unknown(kind, in_v1, features)
     except (TypeError, AttributeError, KeyError, ValueError):
-        raise _bad(kind, version, "a field has a value of a wrong type") from None
-    _note_unknown(kind, version, unknown, messages, strict=strict)
-    return decoded
+        raise decoding.DecodeError("a field has a value of a wrong type") from None
+    return decoding.decode(in_v1, shapes.dra_shape(kind.kind), unknown)
 
 
-def _note_unknown(kind: ServedKind, version: str, unknown: list[str], messages: list[str], *, strict: bool) -> None:
-    found = [f'unknown field "{path}"' for path in unknown]
-    if found and strict:
-        raise _bad(kind, version, "strict decoding error: " + ", ".join(found))
-    messages += found
-
-
-def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: list[str], *, strict: bool) -> JSON:
-    unknown: list[str] = []
-    body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
-    try:
-        if kind.custom:
-            out = custom.pruned(body, kind.schemas[version], unknown)
-        else:
-            shape = shapes.kind_shape(kind.group, version, kind.kind)
-            assert shape is not None, kind.key
-            out = decoding.decode(body, shape, unknown)
-    except decoding.DecodeError as e:
-        raise _bad(kind, version, e) from None
-    _note_unknown(kind, version, unknown, messages, strict=strict)
+def _decoded(kind: ServedKind, version: str, body: JSON, unknown: list[str]) -> JSON:
+    """Decodes an object and sets its defaults."""
     if kind.custom:
+        out = custom.pruned(body, kind.schemas[version], unknown)
         custom.fill(out, kind.schemas[version])
-    else:
-        defaulting.fill(kind, version, out)
+        return out
+    shape = shapes.kind_shape(kind.group, version, kind.kind)
+    assert shape is not None, kind.key
+    out = decoding.decode(body, shape, unknown)
+    defaulting.fill(kind, shape, out)
     return events.to_core(out) if kind.storage == "events" and kind.group else out
 
 

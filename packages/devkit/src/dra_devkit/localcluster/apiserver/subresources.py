@@ -14,6 +14,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import invalid, requi
 from ...label_selectors import selected
 from ...schemas import shapes
 from ...schemas.decoding import DecodeError, decode
+from ...schemas.object_fields import value_at
 from . import field_managers, patch, request_decoding, service_account_tokens, strategy
 from .admission import Admission
 from .admission.attributes import ObjectKind
@@ -207,28 +208,20 @@ def _path(kind: ServedKind, name: str, default: str) -> list[str]:
     return [p for p in (kind.scale.get(name) or default).split(".") if p]
 
 
-def _at(obj: JSON, path: list[str]) -> Any:
-    found: Any = obj
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
 def _scale_of(kind: ServedKind, obj: JSON) -> JSON:
     meta = obj["metadata"]
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     if kind.custom:
-        selector = (
-            str(_at(obj, _path(kind, "labelSelectorPath", "")) or "") if kind.scale.get("labelSelectorPath") else ""
-        )
+        path = _path(kind, "labelSelectorPath", "")
+        selector = str(value_at(obj, *path) or "") if path else ""
     else:
         labels = ((obj.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
         selector = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
-    status = {"replicas": _at(obj, _path(kind, "statusReplicasPath", _STATUS_REPLICAS)) or 0}
+    status = {"replicas": value_at(obj, *_path(kind, "statusReplicasPath", _STATUS_REPLICAS)) or 0}
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {k: meta[k] for k in kept if k in meta},
-        "spec": {"replicas": _at(obj, _path(kind, "specReplicasPath", _REPLICAS)) or 0},
+        "spec": {"replicas": value_at(obj, *_path(kind, "specReplicasPath", _REPLICAS)) or 0},
         "status": status | ({"selector": selector} if selector else {}),
     }

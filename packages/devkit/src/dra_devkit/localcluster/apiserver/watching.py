@@ -12,7 +12,7 @@ import msgspec
 from dra_kubeletplugin.base.json_types import JSON
 
 from . import strategy
-from .kinds import table
+from .columns import table
 from .requests import RequestInfo, status_response
 from .status_errors import StatusError
 from .storage import ExpiredError, Match, Storage, StorageChange, Watch
@@ -50,7 +50,7 @@ async def events(storage: Storage, target: RequestInfo, matches: Match, options:
         if options.include is None:
             return strategy.outgoing(target.kind, target.version, obj)
         version = {"resourceVersion": obj["metadata"]["resourceVersion"]}
-        return table(target.kind, [obj], version, include=options.include)
+        return table(target.kind.columns, [obj], version, include=options.include)
 
     def line(change: StorageChange) -> bytes:
         found = change.lines.get(form)

@@ -191,21 +191,16 @@ class Writer:
         if field_validation not in _VALIDATIONS:
             fault = unsupported("fieldValidation", field_validation, _VALIDATIONS)
             raise invalid_object("CreateOptions", "meta.k8s.io", "", fault)
-        duplicates = [f'duplicate field "{path}"' for path in body.duplicates]
-        if duplicates and field_validation == "Strict":
-            raise bad_request(
-                f'{wanted[1]} in version "{target.version}" cannot be handled as a {wanted[1]}: strict decoding error: '
-                + ", ".join(duplicates)
-            )
-        found: list[str] = []
         try:
-            out = strategy.incoming(
-                target.kind, target.version, obj, self.features, strict=field_validation == "Strict", warnings=found
-            )
+            out, unknown = strategy.incoming(target.kind, target.version, obj, self.features)
+            found = [f'duplicate field "{path}"' for path in body.duplicates]
+            found += [f'unknown field "{path}"' for path in unknown]
+            if found and field_validation == "Strict":
+                raise strategy.BadObject(target.kind, target.version, f"strict decoding error: {', '.join(found)}")
         except strategy.BadObject as e:
             raise bad_request(str(e)) from None
         if field_validation == "Warn":
-            warnings += duplicates + found
+            warnings += found
         return out
 
     @staticmethod

@@ -128,7 +128,7 @@ def _with_patched_object(features: Features, view: View, patched: Any) -> Attrib
     if view.attributes.own_kind is not None:
         return replace(view.attributes, object=patched)
     try:
-        obj = strategy.incoming(view.kind, view.version, patched, features, strict=False)
+        obj, _ = strategy.incoming(view.kind, view.version, patched, features)
     except strategy.BadObject as e:
         raise bad_request(str(e)) from None
     return replace(view.attributes, object=obj)

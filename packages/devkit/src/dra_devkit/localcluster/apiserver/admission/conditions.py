@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
@@ -34,13 +33,7 @@ _NAMESPACE = {
 }
 
 
-@dataclass(frozen=True)
-class Condition:
-    name: str
-    expression: Expression
-
-
-def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
+def holds(conditions: Mapping[str, Expression], values: Mapping[str, Any]) -> bool:
     """Returns whether all conditions are true. If one condition is false, errors of other conditions are ignored.
 
     Raises:
@@ -48,12 +41,12 @@ def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
     """
     budget = Budget(MATCH_CONDITIONS_BUDGET)
     failed: list[str] = []
-    for condition in conditions:
+    for name, expression in conditions.items():
         try:
-            if not condition.expression.evaluate(values, budget):
+            if not expression.evaluate(values, budget):
                 return False
         except CelError as e:
-            failed.append(f"match condition {condition.name!r}: {e}")
+            failed.append(f"match condition {name!r}: {e}")
     if failed:
         raise CelError("; ".join(failed))
     return True

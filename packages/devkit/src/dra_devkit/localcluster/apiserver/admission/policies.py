@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
 
 from ....label_selectors import selected
-from ....scheduling.cel.expressions import Budget, Expression, LazyVariables
+from ....scheduling.cel.expressions import Budget, LazyVariables
 from ....scheduling.cel.values import CelError, CompileError
 from .. import strategy
 from ..access import Access
+from ..custom_rules import message_of
 from ..kinds import Registry
 from ..requests import details_of
 from ..status_errors import StatusError
 from ..storage import Storage
 from ..validation.policies import Program, compile_policy
 from .attributes import Attributes, View
-from .conditions import Condition, holds, values
+from .conditions import holds, values
 from .matching import Matcher
 
 POLICIES = "validatingadmissionpolicies.admissionregistration.k8s.io"
@@ -106,7 +106,7 @@ class Policies:
             {name: functools.partial(e.evaluate, known, budget) for name, e in program.variables.items()}
         )
         try:
-            if not holds([Condition(n, e) for n, e in program.conditions.items()], known):
+            if not holds(program.conditions, known):
                 return
         except CelError as e:
             yield Failure(str(e), error=True)
@@ -119,7 +119,7 @@ class Policies:
             except CelError as e:
                 yield Failure(f"expression '{text}' resulted in error: {e}", error=True)
                 continue
-            message = _message_of(validation.message_expression, known, budget) or validation.message.strip()
+            message = message_of(validation.message_expression, known, budget) or validation.message.strip()
             yield Failure(message or f"failed expression: {text}", validation.reason)
         for key, annotation in program.annotations.items():
             try:
@@ -158,17 +158,6 @@ class Policies:
         if not found and reference.get("parameterNotFoundAction") != "Allow":
             raise MisconfiguredError("no params found for policy binding with `Deny` parameterNotFoundAction")
         return [strategy.outgoing(kind, version.rpartition("/")[2], o) for o in found]
-
-
-def _message_of(expression: Expression | None, known: Mapping[str, Any], budget: Budget) -> str:
-    """Returns the result of a ``messageExpression``; empty if the evaluation fails or the text has several lines."""
-    if expression is None:
-        return ""
-    try:
-        text = str(expression.evaluate(known, budget)).strip()
-    except CelError:
-        return ""
-    return "" if "\n" in text else text
 
 
 def _denied(attributes: Attributes, policy: str, binding: str, failure: Failure) -> StatusError:

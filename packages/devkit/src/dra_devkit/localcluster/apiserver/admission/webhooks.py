@@ -12,7 +12,7 @@ import functools
 import json
 import ssl
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from dra_kubeletplugin.kube.http1 import MalformedResponseError
 from dra_kubeletplugin.kube.tls import Tls
 from dra_kubeletplugin.kube.transport import Transport
 
+from ....scheduling.cel.expressions import Expression
 from ....scheduling.cel.values import CelError
 from .. import patch
 from ..access import Access
@@ -30,7 +31,7 @@ from ..status_errors import StatusError, bad_request
 from ..storage import Storage
 from ..validation.policies import compile_conditions
 from .attributes import Attributes, View
-from .conditions import Condition, holds, values
+from .conditions import holds, values
 from .matching import Matcher
 
 MUTATING = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
@@ -158,8 +159,8 @@ class Webhooks:
 
 
 @functools.lru_cache(maxsize=256)
-def _conditions(text: str) -> Sequence[Condition]:
-    return [Condition(name, e) for name, e in compile_conditions(json.loads(text)).items()]
+def _conditions(text: str) -> Mapping[str, Expression]:
+    return compile_conditions(json.loads(text))
 
 
 def _failed(hook: JSON, why: CallError) -> None:

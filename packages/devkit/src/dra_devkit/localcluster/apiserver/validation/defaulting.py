@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.defaulting import now
 
 from ....schemas import shapes
 from ....schemas.shapes import ListShape, MapShape, Struct
 from ..kinds import ServedKind
-from .pod_defaults import pod_defaults, qos_class, spec_defaults
+from .pod_defaults import pod_defaults, qos_class, set_defaults, spec_defaults
 
 
-def fill(kind: ServedKind, version: str, obj: JSON) -> None:
+def fill(kind: ServedKind, shape: Struct, obj: JSON) -> None:
     """Sets the defaults of an object in place."""
-    shape = shapes.kind_shape(kind.group, version, kind.kind)
-    if shape is not None:
-        _from_schema(obj, shape)
+    _from_schema(obj, shape)
     if found := _KINDS.get(kind.storage):
         found(obj)
 
@@ -72,86 +72,61 @@ def _spec(obj: JSON) -> JSON:
     return spec
 
 
-def _template(spec: JSON) -> None:
-    template = spec.get("template")
-    if isinstance(template, dict):
-        template["spec"] = template.get("spec") or {}
-        spec_defaults(template["spec"])
+def _workload(obj: JSON) -> JSON:
+    """Sets the defaults of a workload's pod template. Returns the workload's spec."""
+    spec = _spec(obj)
+    if isinstance(template := spec.get("template"), dict):
+        spec_defaults(_spec(template))
+    return spec
 
 
-def _selector_from_template(obj: JSON) -> None:
-    meta, labels = obj["metadata"], ((_spec(obj).get("template") or {}).get("metadata") or {}).get("labels")
-    if labels and not meta.get("labels"):
-        meta["labels"] = dict(labels)
+def _rolling_update(spec: JSON, field: str, **limits: Any) -> None:
+    strategy = spec[field] = spec.get(field) or {}
+    if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
+        rolling = strategy["rollingUpdate"] = strategy.get("rollingUpdate") or {}
+        set_defaults(rolling, **limits)
 
 
 def _deployment(obj: JSON) -> None:
-    spec = _spec(obj)
-    _template(spec)
-    if spec.get("replicas") is None:
-        spec["replicas"] = 1
-    strategy = spec["strategy"] = spec.get("strategy") or {}
-    strategy.setdefault("type", "RollingUpdate")
-    if strategy["type"] == "RollingUpdate":
-        rolling = strategy["rollingUpdate"] = strategy.get("rollingUpdate") or {}
-        rolling.setdefault("maxUnavailable", "25%")
-        rolling.setdefault("maxSurge", "25%")
-    spec.setdefault("revisionHistoryLimit", 10)
-    spec.setdefault("progressDeadlineSeconds", 600)
+    spec = _workload(obj)
+    set_defaults(spec, replicas=1)
+    _rolling_update(spec, "strategy", maxUnavailable="25%", maxSurge="25%")
+    set_defaults(spec, revisionHistoryLimit=10, progressDeadlineSeconds=600)
 
 
 def _replica_set(obj: JSON) -> None:
-    spec = _spec(obj)
-    _template(spec)
-    if spec.get("replicas") is None:
-        spec["replicas"] = 1
-    _selector_from_template(obj)
+    spec = _workload(obj)
+    set_defaults(spec, replicas=1)
+    labels = ((spec.get("template") or {}).get("metadata") or {}).get("labels")
+    if labels and not obj["metadata"].get("labels"):
+        obj["metadata"]["labels"] = dict(labels)
 
 
 def _daemon_set(obj: JSON) -> None:
-    spec = _spec(obj)
-    _template(spec)
-    strategy = spec["updateStrategy"] = spec.get("updateStrategy") or {}
-    strategy.setdefault("type", "RollingUpdate")
-    if strategy["type"] == "RollingUpdate":
-        rolling = strategy["rollingUpdate"] = strategy.get("rollingUpdate") or {}
-        rolling.setdefault("maxUnavailable", 1)
-        rolling.setdefault("maxSurge", 0)
-    spec.setdefault("revisionHistoryLimit", 10)
+    spec = _workload(obj)
+    _rolling_update(spec, "updateStrategy", maxUnavailable=1, maxSurge=0)
+    set_defaults(spec, revisionHistoryLimit=10)
 
 
 def _job(obj: JSON) -> None:
-    spec = _spec(obj)
-    _template(spec)
+    spec = _workload(obj)
     if spec.get("completions") is None and spec.get("parallelism") is None:
         spec["completions"] = spec["parallelism"] = 1
     limit = 6 if spec.get("backoffLimitPerIndex") is None else 2**31 - 1
-    for name, value in (
-        ("parallelism", 1),
-        ("backoffLimit", limit),
-        ("completionMode", "NonIndexed"),
-        ("suspend", False),
-    ):
-        if spec.get(name) is None:
-            spec[name] = value
-    if spec.get("podReplacementPolicy") is None:
-        spec["podReplacementPolicy"] = "TerminatingOrFailed" if not spec.get("podFailurePolicy") else "Failed"
+    set_defaults(spec, parallelism=1, backoffLimit=limit, completionMode="NonIndexed", suspend=False)
+    set_defaults(spec, podReplacementPolicy="Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")
 
 
 def _service(obj: JSON) -> None:
     spec = _spec(obj)
-    spec.setdefault("sessionAffinity", "None")
-    spec.setdefault("type", "ClusterIP")
-    spec.setdefault("internalTrafficPolicy", "Cluster")
+    set_defaults(spec, sessionAffinity="None", type="ClusterIP", internalTrafficPolicy="Cluster")
     for port in spec.get("ports") or ():
         port.setdefault("protocol", "TCP")
         if port.get("targetPort") in (None, "", 0):
             port["targetPort"] = port.get("port", 0)
     if spec["type"] != "ExternalName":
-        spec.setdefault("clusterIP", f"10.96.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}")
-        spec.setdefault("clusterIPs", [spec["clusterIP"]])
-        spec.setdefault("ipFamilies", ["IPv4"])
-        spec.setdefault("ipFamilyPolicy", "SingleStack")
+        set_defaults(spec, clusterIP=f"10.96.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}")
+        set_defaults(spec, clusterIPs=[spec["clusterIP"]], ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack")
 
 
 def _network_policy(obj: JSON) -> None:
@@ -164,8 +139,6 @@ def _network_policy(obj: JSON) -> None:
 
 
 def _secret(obj: JSON) -> None:
-    import base64
-
     obj.setdefault("type", "Opaque")
     if string_data := obj.pop("stringData", None):
         added = {k: base64.b64encode(v.encode()).decode() for k, v in string_data.items()}
@@ -180,10 +153,6 @@ def _namespace(obj: JSON) -> None:
         meta["labels"] = {**(meta.get("labels") or {}), "kubernetes.io/metadata.name": name}
 
 
-def _priority_class(obj: JSON) -> None:
-    obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
-
-
 def _binding(obj: JSON) -> None:
     reference = obj.get("roleRef")
     if isinstance(reference, dict):
@@ -195,46 +164,33 @@ def _binding(obj: JSON) -> None:
 
 def _policy(obj: JSON) -> None:
     spec = _spec(obj)
-    spec.setdefault("failurePolicy", "Fail")
-    constraints = spec.get("matchConstraints")
-    if isinstance(constraints, dict):
+    set_defaults(spec, failurePolicy="Fail")
+    if isinstance(constraints := spec.get("matchConstraints"), dict):
         _match_resources(constraints)
 
 
 def _policy_binding(obj: JSON) -> None:
-    resources = _spec(obj).get("matchResources")
-    if isinstance(resources, dict):
+    if isinstance(resources := _spec(obj).get("matchResources"), dict):
         _match_resources(resources)
 
 
 def _match_resources(found: JSON) -> None:
-    for name, value in (("namespaceSelector", {}), ("objectSelector", {}), ("matchPolicy", "Equivalent")):
-        if found.get(name) is None:
-            found[name] = value
-    for field in ("resourceRules", "excludeResourceRules"):
+    set_defaults(found, namespaceSelector={}, objectSelector={}, matchPolicy="Equivalent")
+    for field in ("resourceRules", "excludeResourceRules", "rules"):
         for rule in found.get(field) or ():
-            rule.setdefault("scope", "*")
+            set_defaults(rule, scope="*")
 
 
 def _webhooks(obj: JSON) -> None:
     for hook in obj.get("webhooks") or ():
-        for name, value in (
-            ("failurePolicy", "Fail"),
-            ("matchPolicy", "Equivalent"),
-            ("namespaceSelector", {}),
-            ("objectSelector", {}),
-            ("timeoutSeconds", 10),
-        ):
-            if hook.get(name) is None:
-                hook[name] = value
-        for rule in hook.get("rules") or ():
-            rule.setdefault("scope", "*")
+        _match_resources(hook)
+        set_defaults(hook, failurePolicy="Fail", timeoutSeconds=10)
 
 
 def _mutating(obj: JSON) -> None:
     _webhooks(obj)
     for hook in obj.get("webhooks") or ():
-        hook.setdefault("reinvocationPolicy", "Never")
+        set_defaults(hook, reinvocationPolicy="Never")
 
 
 def _definition(obj: JSON) -> None:
@@ -247,8 +203,6 @@ def _definition(obj: JSON) -> None:
 
 
 def _taint_rule(obj: JSON) -> None:
-    from dra_kubeletplugin.resourceapi.defaulting import now
-
     taint = _spec(obj).get("taint")
     if isinstance(taint, dict) and not taint.get("timeAdded"):
         taint["timeAdded"] = now()
@@ -270,8 +224,7 @@ _KINDS: Mapping[str, Callable[[JSON], None]] = {
     "replicasets.apps": _replica_set,
     "daemonsets.apps": _daemon_set,
     "jobs.batch": _job,
-    "networkpolicies.networking.k8s.io": _network_policy,
-    "priorityclasses.scheduling.k8s.io": _priority_class,
+    "priorityclasses.scheduling.k8s.io": lambda obj: set_defaults(obj, preemptionPolicy="PreemptLowerPriority"),
     "rolebindings.rbac.authorization.k8s.io": _binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _binding,
     "validatingadmissionpolicies.admissionregistration.k8s.io": _policy,

@@ -16,14 +16,17 @@ _NODE_FAILURES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachabl
 _TOLERATION_SECONDS = 300
 
 
+def set_defaults(obj: JSON, **values: Any) -> None:
+    """Sets the fields that are absent or null."""
+    for name, value in values.items():
+        if obj.get(name) is None:
+            obj[name] = value
+
+
 def spec_defaults(spec: JSON) -> None:
     """Sets the defaults of a pod's or pod template's spec in place."""
-    spec.setdefault("restartPolicy", "Always")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
-    spec.setdefault("dnsPolicy", "ClusterFirst")
-    if spec.get("securityContext") is None:
-        spec["securityContext"] = {}
-    spec.setdefault("schedulerName", "default-scheduler")
+    set_defaults(spec, restartPolicy="Always", terminationGracePeriodSeconds=30, dnsPolicy="ClusterFirst")
+    set_defaults(spec, securityContext={}, schedulerName="default-scheduler")
     if account := spec.get("serviceAccountName"):
         spec["serviceAccount"] = account
     elif account := spec.get("serviceAccount"):
@@ -64,8 +67,7 @@ def containers(spec: Mapping[str, Any]) -> Iterator[JSON]:
 
 
 def _container(container: JSON, *, host_network: bool) -> None:
-    container.setdefault("terminationMessagePath", "/dev/termination-log")
-    container.setdefault("terminationMessagePolicy", "File")
+    set_defaults(container, terminationMessagePath="/dev/termination-log", terminationMessagePolicy="File")
     if not container.get("imagePullPolicy"):
         image = str(container.get("image") or "")
         last = image.rpartition("/")[2]
@@ -89,8 +91,7 @@ def _probe(probe: JSON) -> None:
         if not probe.get(name):
             probe[name] = value
     if http := probe.get("httpGet"):
-        http.setdefault("path", "/")
-        http.setdefault("scheme", "HTTP")
+        set_defaults(http, path="/", scheme="HTTP")
 
 
 def _volume(volume: JSON) -> None:
