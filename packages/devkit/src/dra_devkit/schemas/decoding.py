@@ -48,7 +48,7 @@ def decode(obj: Mapping[str, Any], shape: Struct, unknown: list[str]) -> JSON:
 
     Raises :class:`DecodeError`.
     """
-    return _struct(obj, shape, "", "", unknown)
+    return _struct(obj, shape, "", "", shape, unknown)
 
 
 def decode_strictly(obj: Mapping[str, Any], shape: Struct) -> JSON:
@@ -60,15 +60,16 @@ def decode_strictly(obj: Mapping[str, Any], shape: Struct) -> JSON:
     return out
 
 
-def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]) -> JSON:
+def _struct(value: Any, shape: Struct, path: str, where: str, owner: Struct, unknown: list[str]) -> JSON:
     """Decodes a struct.
 
     Args:
         path: the path with list indices, for unknown fields.
         where: the path without list indices, for errors about types, as in Go.
+        owner: the struct with the field that contains this one, for the same errors.
     """
     if not isinstance(value, Mapping):
-        raise _mistyped(value, where, shape, shape)
+        raise _mistyped(value, where, shape, owner)
     if path.count(".") > _MAX_DEPTH:
         raise DecodeError("exceeded max depth")
     out: JSON = {}
@@ -114,7 +115,7 @@ def _absent(out: JSON, name: str, field: Field) -> None:
 
 def empty(shape: Struct) -> JSON:
     """Returns a struct without any field set."""
-    return _struct({}, shape, "", "", [])
+    return _struct({}, shape, "", "", shape, [])
 
 
 def without_empty(obj: Mapping[str, Any], shape: Struct, *, stored: bool) -> JSON:
@@ -154,7 +155,7 @@ def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unkno
     if isinstance(shape, Form):
         return _scalar(value, shape, where, owner)
     if isinstance(shape, Struct):
-        return _struct(value, shape, path, where, unknown)
+        return _struct(value, shape, path, where, owner, unknown)
     if isinstance(shape, ListShape):
         if not isinstance(value, list):
             raise _mistyped(value, where, shape, owner)
@@ -168,7 +169,7 @@ def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unkno
 
 def _element(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
     if isinstance(shape, Struct):
-        return _struct({} if value is None else value, shape, path, where, unknown)
+        return _struct({} if value is None else value, shape, path, where, owner, unknown)
     if value is None:
         return _ZERO.get(shape) if isinstance(shape, Form) else None
     return _value(value, shape, path, where, owner, unknown)

@@ -74,6 +74,7 @@ async def test_a_duplicate_field_is_reported_with_its_path(curl: ApiCaller) -> N
             {"containers": [{"name": 1}]},
             "cannot unmarshal number into Go struct field Container.spec.containers.name of type string",
         ),
+        ({"containers": [1]}, "cannot unmarshal number into Go struct field PodSpec.spec.containers of type v1.Container"),
         ({"hostNetwork": "yes"}, "cannot unmarshal string into Go struct field PodSpec.spec.hostNetwork of type bool"),
         (
             {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1x"}}}]},
