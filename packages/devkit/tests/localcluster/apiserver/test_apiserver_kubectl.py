@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from dra_devkit.localcluster.cluster import LocalCluster
+from packages.devkit.tests.localcluster.apiserver.kubectl import Kubectl
+from tests.tools.tree import ROOT
 
 pytestmark = pytest.mark.kubectl
-Kubectl = Callable[..., Awaitable[str]]
 
 DEPLOYMENT = """
 apiVersion: apps/v1
@@ -40,25 +39,9 @@ spec:
 
 
 @pytest.fixture
-async def kubectl(tmp_path: Path) -> AsyncIterator[Kubectl]:
+async def kubectl() -> AsyncIterator[Kubectl]:
     async with LocalCluster(("node-1",)) as cluster:
-        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
-
-        async def run(*args: str, stdin: str = "", fails: bool = False) -> str:
-            done = await asyncio.to_thread(
-                subprocess.run,
-                ["kubectl", *args],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                env=environment,
-                timeout=60,
-                check=False,
-            )
-            assert (done.returncode != 0) is fails, (args, done.stdout, done.stderr)
-            return done.stderr if fails else done.stdout
-
-        yield run
+        yield Kubectl(cluster)
 
 
 CREATE_COMMANDS = (
@@ -131,6 +114,28 @@ async def test_kubectl_applies_compares_changes_and_deletes_manifests(kubectl: K
     assert "deployment.apps/web" in await kubectl("get", "all")
     await kubectl("delete", "-f", str(path))
     await kubectl("wait", "--for=delete", "deployment/web", "--timeout=55s")
+
+
+@pytest.mark.full
+async def test_the_examples_of_a_driver_are_applied_listed_described_and_watched(kubectl: Kubectl) -> None:
+    names = ("deploy/deviceclass", "examples/claimtemplate", "examples/pod")
+    files = [a for name in names for a in ("-f", str(ROOT / "drivers/pci" / f"{name}.yaml"))]
+    assert (await kubectl("apply", *files)).count("created") == 3
+    # Defaulted fields of the template make kubectl send a patch, which changes nothing.
+    version = ("get", "resourceclaimtemplate", "one-pci-function", "-o", "jsonpath={.metadata.resourceVersion}")
+    before = await kubectl(*version)
+    assert (await kubectl("apply", *files)).count("unchanged") == 2
+    assert await kubectl(*version) == before
+    await kubectl("wait", "--for=create", "event", "--field-selector=reason=FailedScheduling", "--timeout=55s")
+    assert "pending" in await kubectl("get", "resourceclaims", "-o", "wide")
+    assert "FailedScheduling" in await kubectl("describe", "pod", "pci-demo")
+    argv = kubectl.argv("get", "pods", "-w")
+    watch = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    assert watch.stdout
+    assert b"NAME" in await watch.stdout.readline()
+    await kubectl("delete", "pod", "pci-demo")
+    watch.terminate()
+    await watch.wait()
 
 
 LIST = """

@@ -7,36 +7,15 @@ import contextlib
 import os
 import pty
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_devkit.localcluster.runtime.runc_runtime import factory
 from dra_kubeletplugin.kube.resource import PODS
+from packages.devkit.tests.localcluster.apiserver.kubectl import Kubectl
 
 pytestmark = [pytest.mark.runc, pytest.mark.kubectl]
-
-
-@dataclass
-class Kubectl:
-    config: Path
-
-    def argv(self, *args: str) -> list[str]:
-        # The default cache may contain data of an earlier cluster on the same port.
-        return ["kubectl", "--kubeconfig", str(self.config), "--cache-dir", str(self.config.parent / "cache"), *args]
-
-    async def __call__(self, *args: str, stdin_data: bytes | None = None) -> tuple[int | None, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *self.argv(*args),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(60):
-            out, error = await process.communicate(stdin_data)
-        return process.returncode, out.decode(), error.decode()
 
 
 SCRIPT = "echo out; echo err >&2; trap 'exit 0' TERM; while :; do sleep 0.02; done"
@@ -54,13 +33,9 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         await local_cluster.apply(pod)
 
         async def are_settled() -> bool:
-            statuses = (await local_cluster.client.get(PODS, "pod", "default")).get("status", {}).get(
-                "containerStatuses"
-            ) or []
-            return [s["state"].get("waiting", {}).get("reason", "") for s in statuses] in (
-                ["", "ErrImagePull"],
-                ["", "ImagePullBackOff"],
-            )
+            statuses = (await local_cluster.client.get(PODS, "pod", "default"))["status"].get("containerStatuses") or []
+            reasons = [s["state"].get("waiting", {}).get("reason", "") for s in statuses]
+            return reasons in (["", "ErrImagePull"], ["", "ImagePullBackOff"])
 
         await local_cluster.wait("the containers", are_settled)
         yield local_cluster
@@ -68,7 +43,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 
 @pytest.fixture
 def kubectl(cluster: LocalCluster) -> Kubectl:
-    return Kubectl(cluster.kubeconfig)
+    return Kubectl(cluster)
 
 
 async def test_following_logs_ends_with_the_container(kubectl: Kubectl, cluster: LocalCluster) -> None:
@@ -78,8 +53,8 @@ async def test_following_logs_ends_with_the_container(kubectl: Kubectl, cluster:
     assert following.stdout
     async with asyncio.timeout(90):
         assert sorted([await following.stdout.readline() for _ in range(2)]) == [b"err\n", b"out\n"]
-        assert sorted((await kubectl("logs", "pod", "-c", "main"))[1].split()) == ["err", "out"]
-        assert (await kubectl("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
+        assert sorted((await kubectl.run("logs", "pod", "-c", "main"))[1].split()) == ["err", "out"]
+        assert (await kubectl.run("logs", "pod", "-c", "main", "--tail=1", "--timestamps"))[1].count("Z ") == 1
         assert following.returncode is None
         (uid,) = cluster.node.runtime.pods()
         await cluster.node.runtime.stop(uid, "main", 60)
@@ -98,14 +73,14 @@ async def test_following_logs_ends_with_the_container(kubectl: Kubectl, cluster:
 async def test_a_missing_log_is_reported_with_the_message_of_kubernetes(
     kubectl: Kubectl, args: list[str], message: str
 ) -> None:
-    code, out, error = await kubectl("logs", "pod", *args)
+    code, out, error = await kubectl.run("logs", "pod", *args)
     assert (code, out) == (1, "")
     assert message in error
 
 
 async def test_exec_passes_input_both_outputs_and_the_exit_code(kubectl: Kubectl) -> None:
     script = "cat; echo $HOSTNAME >&2; exit 5"
-    code, out, error = await kubectl(
+    code, out, error = await kubectl.run(
         "exec", "-i", "pod", "-c", "main", "--", "sh", "-c", script, stdin_data=b"x" * 100_000
     )
     assert (code, out) == (5, "x" * 100_000)
@@ -113,18 +88,18 @@ async def test_exec_passes_input_both_outputs_and_the_exit_code(kubectl: Kubectl
 
 
 async def test_exec_of_a_successful_command_prints_only_its_output(kubectl: Kubectl) -> None:
-    assert await kubectl("exec", "pod", "-c", "main", "--", "echo", "hello") == (0, "hello\n", "")
+    assert await kubectl.run("exec", "pod", "-c", "main", "--", "echo", "hello") == (0, "hello\n", "")
 
 
 async def test_exec_of_a_missing_command_is_reported(kubectl: Kubectl) -> None:
-    code, _, error = await kubectl("exec", "pod", "-c", "main", "--", "nowhere")
+    code, _, error = await kubectl.run("exec", "pod", "-c", "main", "--", "nowhere")
     assert code == 1
     assert "Internal error occurred: error executing command in container: failed to exec in container" in error
     assert 'exec: "nowhere": executable file not found in $PATH' in error
 
 
 async def test_exec_in_a_container_that_does_not_run_is_rejected(kubectl: Kubectl) -> None:
-    code, _, error = await kubectl("exec", "pod", "-c", "other", "--", "true")
+    code, _, error = await kubectl.run("exec", "pod", "-c", "other", "--", "true")
     assert code == 1
     assert 'container not found ("other")' in error
 
@@ -169,12 +144,12 @@ async def test_exec_ends_the_command_when_its_client_disconnects(kubectl: Kubect
     process.kill()
     await process.wait()
     async with asyncio.timeout(60):
-        while "7531" in (await kubectl("exec", "pod", "-c", "main", "--", "ps"))[1]:
+        while "7531" in (await kubectl.run("exec", "pod", "-c", "main", "--", "ps"))[1]:
             pass
 
 
 async def test_port_forward_is_rejected_as_unsupported(kubectl: Kubectl) -> None:
-    code, _, error = await kubectl("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
+    code, _, error = await kubectl.run("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
     assert code == 1
     assert "the local cluster does not support port-forward" in error
 
@@ -205,13 +180,13 @@ async def _write_until_received(kubectl: Kubectl, line: Awaitable[None], text: s
     """Writes to the output of the container's process until the client receives it, because no event reports the attachment."""
     received = asyncio.ensure_future(line)
     while not received.done():
-        await kubectl("exec", "pod", "-c", "main", "--", "sh", "-c", f"echo {text} > /proc/1/fd/1")
+        await kubectl.run("exec", "pod", "-c", "main", "--", "sh", "-c", f"echo {text} > /proc/1/fd/1")
     await received
 
 
 async def test_kubectl_run_passes_input_and_deletes_the_pod(kubectl: Kubectl) -> None:
     command = ("run", "-i", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh", "-c")
-    code, out, error = await kubectl(*command, "read word; echo got $word; exit 3", stdin_data=b"it\n")
+    code, out, error = await kubectl.run(*command, "read word; echo got $word; exit 3", stdin_data=b"it\n")
     assert "got it" in out, error
     assert code == 3
     assert 'pod "shell" deleted' in out

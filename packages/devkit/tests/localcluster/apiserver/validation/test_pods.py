@@ -29,7 +29,20 @@ def spread(**constraint: Any) -> JSON:
     return {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", **constraint}]}  # fmt: skip
 
 
+_CONTAINER = {"name": "c", "image": "i"}
 _INVALID_PODS: list[tuple[JSON, str]] = [
+    ({"containers": []}, "spec.containers: Required value"),
+    ({"containers": [{"image": "i"}]}, "spec.containers[0].name: Required value"),
+    ({"containers": [{"name": "c"}]}, "spec.containers[0].image: Required value"),
+    ({"containers": [_CONTAINER] * 2}, "spec.containers[1].name: Duplicate value"),
+    ({"restartPolicy": "Sometimes"}, "spec.restartPolicy: Unsupported value"),
+    ({"resourceClaims": [{"name": "x"}]}, "spec.resourceClaims[0]: Invalid value"),
+    ({"resourceClaims": [{"name": "x", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]}, "spec.resourceClaims[0]: Invalid value"),
+    ({"containers": [{**_CONTAINER, "resources": {"claims": [{"name": "no"}]}}]}, "spec.containers[0].resources.claims[0]: Not found"),
+    ({"containers": [{**_CONTAINER, "resources": {"requests": {"a.b/c": "1"}}}]}, "spec.containers[0].resources.limits: Required value"),
+    ({"nodeSelector": {"a": "b c"}}, "spec.nodeSelector: Invalid value"),
+    ({"tolerations": [{"operator": "Equal"}]}, "spec.tolerations[0].operator: Invalid value"),
+    ({"affinity": {"podAntiAffinity": {TERM: [{}]}}}, f"spec.affinity.podAntiAffinity.{TERM}[0].topologyKey: Required value"),
     (volume(secret={}), "spec.volumes[0].secret.secretName: Required value"),
     (volume(configMap={}), "spec.volumes[0].configMap.name: Required value"),
     (volume(persistentVolumeClaim={}), "spec.volumes[0].persistentVolumeClaim.claimName: Required value"),
