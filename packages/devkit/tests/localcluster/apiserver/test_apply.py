@@ -110,15 +110,6 @@ def test_decoding_encoded_managed_fields_returns_the_same_paths(data: dict[str, 
     assert decode(encode(paths)) == paths
 
 
-def test_an_empty_apply_removes_the_fields_and_the_entry_of_the_manager() -> None:
-    live: JSON = {**EMPTY, "metadata": {"name": "c"}}
-    live, managed = apply.apply(live, claim({"d0": 1}), {}, _manager("a"), RULES, EMPTY, force=False)
-    live, managed = apply.apply(live, claim({"d1": 1}), managed, _manager("b"), RULES, EMPTY, force=False)
-    live, managed = apply.apply(live, {"metadata": {"name": "c"}}, managed, _manager("a"), RULES, EMPTY, force=False)
-    assert read(live) == {"d1": 1}
-    assert [e.manager.name for e in managed.values()] == ["b"]
-
-
 @pytest.mark.parametrize(
     ("obj", "message"),
     [

@@ -86,21 +86,6 @@ async def test_a_woken_or_cut_watch_returns_no_changes() -> None:
         assert quiet.ended
 
 
-def test_a_list_at_an_earlier_version_is_unchanged() -> None:
-    storage = Storage()
-    storage.put("pods", pod("a", "1"))
-    storage.put("pods", pod("b", "1"))
-    earlier_version = storage.version
-    storage.put("pods", pod("a", "2"))
-    storage.remove("pods", "default", "b")
-    storage.put("pods", pod("c", "1"))
-    assert [(o["metadata"]["name"], o["spec"]["nodeName"]) for o in storage.list_at("pods", "", earlier_version)] == [
-        ("a", "1"),
-        ("b", "1"),
-    ]
-    assert [o["metadata"]["name"] for o in storage.list("pods")] == ["a", "c"]
-
-
 def test_owned_objects_are_found_by_their_owner_until_they_change() -> None:
     storage = Storage()
     child = pod("child")

@@ -13,6 +13,15 @@ from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server
 GROUP = "/apis/admissionregistration.k8s.io/v1"
 MAPS = "/api/v1/namespaces/default/configmaps"
 SLICES = "/apis/resource.k8s.io/{}/resourceslices"
+POOL = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+SLICE = {"metadata": {"name": "t"}, "spec": {"driver": "d.example.com", "nodeName": "n", "pool": POOL}}
+MERGE = {"Content-Type": "application/merge-patch+json"}
+ON_SLICES = {
+    "apiGroups": ["resource.k8s.io"],
+    "apiVersions": ["v1"],
+    "operations": ["CREATE"],
+    "resources": ["resourceslices"],
+}
 ON_MAPS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["configmaps"]}
 
 
@@ -32,6 +41,11 @@ async def enforce(
     await curl.make(f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
     binding_spec = {"policyName": "p", "validationActions": ["Deny"], **(binding or {})}
     await curl.make(f"{GROUP}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding_spec})
+
+
+async def enforce_no_more(curl: ApiCaller) -> None:
+    for plural, name in (("validatingadmissionpolicies", "p"), ("validatingadmissionpolicybindings", "b")):
+        await curl("DELETE", f"{GROUP}/{plural}/{name}")
 
 
 async def make_map(
@@ -85,12 +99,11 @@ async def test_expressions_see_the_new_and_the_old_object(curl: ApiCaller) -> No
     await enforce(curl, expression, rule=rule)
     await make_map(curl, data={"a": "1", "keep": "x"})
     for patch in ({"data": {"a": "2"}}, {"data": {"b": "2"}}):
-        headers = {"Content-Type": "application/merge-patch+json"}
-        response = await curl("PATCH", f"{MAPS}/m", patch, headers=headers)
+        response = await curl("PATCH", f"{MAPS}/m", patch, MERGE)
         assert response.status == (422 if "a" in patch["data"] else 200)
     assert (await curl("DELETE", f"{MAPS}/m")).status == 422
     assert (await curl("DELETE", MAPS)).status == 422
-    await curl("PATCH", f"{MAPS}/m", {"data": {"keep": None}}, headers={"Content-Type": "application/merge-patch+json"})
+    await curl("PATCH", f"{MAPS}/m", {"data": {"keep": None}}, MERGE)
     assert (await curl("DELETE", f"{MAPS}/m")).status == 200
 
 
@@ -102,35 +115,18 @@ async def test_a_policy_applies_to_a_dry_run(curl: ApiCaller) -> None:
 
 
 async def test_a_request_is_converted_to_the_version_of_the_policy(curl: ApiCaller) -> None:
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["resourceslices"],
-    }
     expression = "object.apiVersion == 'resource.k8s.io/v1' && request.kind.version == 'v1' && request.requestKind.version == 'v1beta1'"
-    await enforce(curl, expression, rule=rule)
-    spec = {"driver": "d.example.com", "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
+    await enforce(curl, expression, rule=ON_SLICES)
     device = {"name": "a", "basic": {}}
-    created = await curl(
-        "POST", SLICES.format("v1beta1"), {"metadata": {"name": "s"}, "spec": {**spec, "devices": [device]}}
-    )
-    assert created.status == 201, created.body
-    denied = await curl("POST", SLICES.format("v1"), {"metadata": {"name": "t"}, "spec": spec})
-    assert denied.status == 422
+    old = {"metadata": {"name": "s"}, "spec": {**SLICE["spec"], "devices": [device]}}
+    assert (await curl("POST", SLICES.format("v1beta1"), old)).status == 201
+    assert (await curl("POST", SLICES.format("v1"), SLICE)).status == 422
 
 
 async def test_a_policy_with_match_policy_exact_applies_only_to_its_version(curl: ApiCaller) -> None:
-    rule = {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["resourceslices"],
-    }
-    await enforce(curl, "false", rule=rule, constraints={"matchPolicy": "Exact"})
-    spec = {"driver": "d.example.com", "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
-    assert (await curl("POST", SLICES.format("v1"), {"metadata": {"name": "t"}, "spec": spec})).status == 422
-    assert (await curl("POST", SLICES.format("v1beta2"), {"metadata": {"name": "t"}, "spec": spec})).status == 201
+    await enforce(curl, "false", rule=ON_SLICES, constraints={"matchPolicy": "Exact"})
+    assert (await curl("POST", SLICES.format("v1"), SLICE)).status == 422
+    assert (await curl("POST", SLICES.format("v1beta2"), SLICE)).status == 201
 
 
 @pytest.mark.parametrize(
@@ -210,8 +206,7 @@ async def test_a_false_match_condition_skips_the_policy_and_a_failed_one_rejects
     await enforce(curl, "false", matchConditions=[condition])
     assert (await make_map(curl)).status == 201
     assert (await make_map(curl, "x")).status == 422
-    await curl("DELETE", f"{GROUP}/validatingadmissionpolicies/p")
-    await curl("DELETE", f"{GROUP}/validatingadmissionpolicybindings/b")
+    await enforce_no_more(curl)
     await enforce(curl, "true", matchConditions=[{"name": "odd", "expression": "object.nothing"}])
     assert "no such key: nothing" in (await make_map(curl, "y")).message
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicies/p")
@@ -314,40 +309,29 @@ async def test_a_policy_without_a_binding_denies_nothing(curl: ApiCaller) -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "field", "message"),
+    ("part", "item", "field", "message"),
     [
-        ({"validations": [{"expression": "object."}]}, "spec.validations[0].expression", "Syntax error"),
-        ({"validations": [{"expression": "1 + 1"}]}, "spec.validations[0].expression", "must evaluate to bool"),
+        ("validations", {"expression": "object."}, "expression", "Syntax error"),
+        ("validations", {"expression": "1 + 1"}, "expression", "must evaluate to bool"),
+        ("validations", {"expression": "params.x"}, "expression", "undeclared reference to 'params'"),
+        ("validations", {"expression": "request.user"}, "expression", "undefined field 'user'"),
+        ("validations", {"expression": "variables.x"}, "expression", "undefined field 'x'"),
         (
-            {"validations": [{"expression": "params.x"}]},
-            "spec.validations[0].expression",
-            "undeclared reference to 'params'",
-        ),
-        ({"validations": [{"expression": "request.user"}]}, "spec.validations[0].expression", "undefined field 'user'"),
-        ({"validations": [{"expression": "variables.x"}]}, "spec.validations[0].expression", "undefined field 'x'"),
-        (
-            {"validations": [{"expression": "true", "messageExpression": "1"}]},
-            "spec.validations[0].messageExpression",
+            "validations",
+            {"expression": "true", "messageExpression": "1"},
+            "messageExpression",
             "must evaluate to string",
         ),
-        ({"validations": [{"expression": "true", "reason": "No"}]}, "spec.validations[0].reason", "Unsupported value"),
-        (
-            {"matchConditions": [{"name": "c", "expression": "'x'"}]},
-            "spec.matchConditions[0].expression",
-            "evaluate to bool",
-        ),
-        (
-            {"variables": [{"name": "v", "expression": "nothing"}]},
-            "spec.variables[0].expression",
-            "undeclared reference",
-        ),
+        ("validations", {"expression": "true", "reason": "No"}, "reason", "Unsupported value"),
+        ("matchConditions", {"name": "c", "expression": "'x'"}, "expression", "evaluate to bool"),
+        ("variables", {"name": "v", "expression": "nothing"}, "expression", "undeclared reference"),
     ],
 )
 async def test_a_policy_with_an_invalid_expression_is_rejected(
-    curl: ApiCaller, spec: JSON, field: str, message: str
+    curl: ApiCaller, part: str, item: JSON, field: str, message: str
 ) -> None:
-    body = {"matchConstraints": {"resourceRules": [ON_MAPS]}, "validations": [{"expression": "true"}], **spec}
+    body = {"matchConstraints": {"resourceRules": [ON_MAPS]}, "validations": [{"expression": "true"}], part: [item]}
     response = await curl("POST", f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
     assert response.status == 422
-    assert field in [f for _, f in response.causes]
+    assert f"spec.{part}[0].{field}" in [f for _, f in response.causes]
     assert message in response.message

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response
 from dra_kubeletplugin.base.json_types import JSON
-from tests.helpers.api_server import ApiCaller, ApiResponse
+from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server
 from tests.helpers.certificates import authority, server_side, signed
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
@@ -34,6 +33,7 @@ class Hook:
         self.raw: Response | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.called = asyncio.Event()
         self.seen: list[JSON] = []
         self.paths: list[str] = []
         self.url = ""
@@ -41,6 +41,7 @@ class Hook:
     async def _handle(self, request: Request) -> Response:
         review = json.loads(request.body)
         self.seen.append(review["request"])
+        self.called.set()
         self.paths.append(request.path)
         await self.gate.wait()
         if self.raw is not None:
@@ -65,19 +66,14 @@ class Hook:
 
 
 def patch(*operations: JSON) -> JSON:
-    return {
-        "allowed": True,
-        "patchType": "JSONPatch",
-        "patch": base64.b64encode(json.dumps(operations).encode()).decode(),
-    }
+    encoded = base64.b64encode(json.dumps(operations).encode()).decode()
+    return {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
 
 
 @pytest.fixture
 async def curl() -> AsyncIterator[ApiCaller]:
-    server = ApiServer()
-    await server.start()
-    yield ApiCaller(server)
-    await server.close()
+    async with running_api_server() as curl:
+        yield curl
 
 
 @pytest.fixture
@@ -105,12 +101,8 @@ async def test_a_webhook_gets_the_request_of_kubernetes(curl: ApiCaller, hook: H
     assert hook.paths == ["/check"]
     assert request["kind"] == request["requestKind"] == {"group": "", "version": "v1", "kind": "ConfigMap"}
     assert request["resource"] == {"group": "", "version": "v1", "resource": "configmaps"}
-    assert (request["name"], request["namespace"], request["operation"], request["dryRun"]) == (
-        "m",
-        "default",
-        "CREATE",
-        False,
-    )
+    names = (request["name"], request["namespace"], request["operation"], request["dryRun"])
+    assert names == ("m", "default", "CREATE", False)
     assert request["userInfo"]["username"] == "kubernetes-admin"
     assert request["object"]["data"] == {"a": "1"} and request["object"]["metadata"]["uid"]
     assert request["oldObject"] is None
@@ -118,27 +110,16 @@ async def test_a_webhook_gets_the_request_of_kubernetes(curl: ApiCaller, hook: H
     await curl("PATCH", f"{MAPS}/m", {"data": {"a": "2"}}, headers={"Content-Type": "application/merge-patch+json"})
     await curl("DELETE", f"{MAPS}/m", {"gracePeriodSeconds": 0})
     update, delete = hook.seen[1:]
-    assert (update["object"]["data"], update["oldObject"]["data"], update["options"]["kind"]) == (
-        {"a": "2"},
-        {"a": "1"},
-        "PatchOptions",
-    )
-    assert (delete["object"], delete["oldObject"]["data"], delete["options"]["gracePeriodSeconds"]) == (
-        None,
-        {"a": "2"},
-        0,
-    )
+    assert (update["object"]["data"], update["oldObject"]["data"]) == ({"a": "2"}, {"a": "1"})
+    assert (delete["object"], delete["oldObject"]["data"]) == (None, {"a": "2"})
+    assert (update["options"]["kind"], delete["options"]["gracePeriodSeconds"]) == ("PatchOptions", 0)
 
 
 @pytest.mark.parametrize(
     ("response", "code", "message"),
     [
         ({"allowed": False}, 400, 'admission webhook "hook.example.com" denied the request without explanation'),
-        (
-            {"allowed": False, "status": {"message": "no"}},
-            400,
-            'admission webhook "hook.example.com" denied the request: no',
-        ),
+        ({"allowed": False, "status": {"message": "no"}}, 400, '"hook.example.com" denied the request: no'),
         ({"allowed": False, "status": {"reason": "Forbidden", "code": 403}}, 403, "denied the request: Forbidden"),
         ({"allowed": False, "status": {"code": 200, "message": "no"}}, 400, "denied the request: no"),
         ({"allowed": "yes"}, 400, "denied the request without explanation"),
@@ -207,9 +188,8 @@ async def test_the_failure_policy_decides_about_an_invalid_response(
     await curl.make(plural, hook.configuration())
     denied = await make_map(curl)
     assert (denied.status, denied.json["reason"]) == (500, "InternalError")
-    assert denied.message.startswith(
-        'Internal error occurred: failed calling webhook "hook.example.com": failed to call webhook: '
-    )
+    failed = 'failed calling webhook "hook.example.com": failed to call webhook: '
+    assert denied.message.startswith(f"Internal error occurred: {failed}")
     await curl("DELETE", f"{plural}/hooks")
     await curl.make(plural, hook.configuration(failurePolicy="Ignore"))
     assert (await make_map(curl)).status == 201
@@ -263,12 +243,8 @@ async def test_a_webhook_with_a_service_is_reported_as_unreachable(
 
 async def test_selectors_and_match_conditions_limit_the_requests(curl: ApiCaller, hook: Hook) -> None:
     condition = {"name": "only", "expression": "object.metadata.name.startsWith('x')"}
-    await validating(
-        curl,
-        hook,
-        matchConditions=[condition],
-        objectSelector={"matchExpressions": [{"key": "no", "operator": "DoesNotExist"}]},
-    )
+    unlabelled = {"matchExpressions": [{"key": "no", "operator": "DoesNotExist"}]}
+    await validating(curl, hook, matchConditions=[condition], objectSelector=unlabelled)
     await make_map(curl)
     assert not hook.seen
     await make_map(curl, "x1")
@@ -289,9 +265,7 @@ async def test_a_patch_is_reviewed_again_after_a_change_during_the_webhook_call(
     hook.gate.clear()
     merge = {"Content-Type": "application/merge-patch+json"}
     slow = asyncio.create_task(curl("PATCH", f"{MAPS}/m", {"data": {"slow": "1"}}, headers=merge))
-    async with asyncio.timeout(30):
-        while not hook.seen:
-            await asyncio.sleep(0)
+    await hook.called.wait()
     storage = curl.server.storage
     old = storage.get("configmaps", "default", "m")
     assert old is not None
@@ -310,9 +284,7 @@ async def test_a_put_with_a_version_conflicts_with_a_change_during_the_webhook_c
     await validating(curl, hook)
     hook.gate.clear()
     slow = asyncio.create_task(curl("PUT", f"{MAPS}/m", {**created, "data": {"slow": "1"}}))
-    async with asyncio.timeout(30):
-        while not hook.seen:
-            await asyncio.sleep(0)
+    await hook.called.wait()
     curl.server.storage.put("configmaps", {**curl.server.storage.list("configmaps")[0], "data": {"quick": "1"}})
     hook.gate.set()
     assert (await slow).status == 409
