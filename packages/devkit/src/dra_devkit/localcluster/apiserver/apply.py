@@ -147,6 +147,7 @@ class Rules:
 def decode_entries(
     managed: Iterable[Mapping[str, Any]] | None,
 ) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
+    """Raises ``ValueError`` for malformed managed fields."""
     out = {}
     for item in managed or ():
         if not item.get("manager") and not item.get("fieldsV1"):
@@ -154,6 +155,8 @@ def decode_entries(
         operation = Operation(item.get("operation", Operation.UPDATE.value))
         manager = Manager(item.get("manager", ""), operation, item.get("apiVersion", ""), item.get("subresource", ""))
         fields = item.get("fieldsV1") or {}
+        if not isinstance(fields, dict):
+            raise ValueError("fieldsV1 is not an object")
         out[manager.key] = ManagedFieldsEntry(manager, frozenset(decode(fields)), item.get("time", ""), fields)
     return out
 

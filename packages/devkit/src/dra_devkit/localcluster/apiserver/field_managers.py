@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from ...schemas.field_paths import Path, shown
 from ...schemas.merging import MapOf
 from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
-from .requests import RequestInfo
+from .requests import RequestInfo, check_name, part_of
 from .status_errors import StatusError, bad_request, invalid_object
 
 APPLY = "application/apply-patch+yaml"
@@ -54,12 +54,10 @@ def check_applied(target: RequestInfo, applied: Any) -> JSON:
     if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
         group, _, short = version.rpartition("/")
         raise bad_request(f"invalid object type: {group}/{short}, Kind={kind}")
-    meta = applied.get("metadata")
-    meta = dict(meta) if isinstance(meta, Mapping) else {}
+    meta = part_of(applied, "metadata")
     if meta.get("managedFields") is not None:
         raise bad_request("metadata.managedFields must be nil")
-    if (name := meta.get("name", target.name)) != target.name:
-        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
+    check_name(target, meta.get("name", target.name))
     if target.kind.namespaced and (namespace := meta.get("namespace", target.namespace)) != target.namespace:
         raise bad_request(
             f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})"
@@ -81,7 +79,7 @@ def apply_configuration(
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)
-    before = apply.decode_entries((live or {}).get("metadata", {}).get("managedFields"))
+    before = _entries(target, None, live)
     current = strategy.outgoing(target.kind, target.version, live) if live else None
     if current:
         current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
@@ -132,19 +130,31 @@ def managed_after_update(
         live, new: the object before and after the write, in stored form.
         requested: the ``managedFields`` in the request; None if the request has none. A write to a subresource ignores them.
     """
-    before = (live or {}).get("metadata", {}).get("managedFields")
-    if requested is not None and not target.sub:
-        if apply.is_reset(requested):
-            return []
-        before = requested or before
+    if target.sub:
+        requested = None
+    elif apply.is_reset(requested):
+        return []
     rules = _rules(target, target.kind.versions[0])
     manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
     named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
     old = None if live is None else named | live
     entries = apply.update(
-        old, named | new, apply.decode_entries(before), manager, rules, named | _empty(target, stored=True)
+        old, named | new, _entries(target, requested, live), manager, rules, named | _empty(target, stored=True)
     )
     return apply.encode_entries(entries)
+
+
+def _entries(target: RequestInfo, requested: Any, live: JSON | None) -> apply.Entries:
+    """Returns the managers before a write: those in the request, or else those of the stored object.
+
+    As in Kubernetes, malformed managed fields count as absent, and a manager of an unknown version is forgotten.
+    """
+    for managed in (requested, (live or {}).get("metadata", {}).get("managedFields")):
+        with contextlib.suppress(ValueError):
+            if found := apply.decode_entries(managed):
+                known = target.kind.versions
+                return {k: e for k, e in found.items() if e.manager.api_version.rpartition("/")[2] in known}
+    return {}
 
 
 def _manager(request: Request, rules: Rules, operation: Operation, target: RequestInfo) -> Manager:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dra_kubeletplugin.base.json_types import ReadOnlyJSON
@@ -38,16 +37,16 @@ class _Count:
 
 def pod_row(pod: ReadOnlyJSON) -> PodRow:
     """Returns a pod's row. The status comes from the first unfinished init container, or from the containers, or is the phase."""
-    spec, status = _map(pod.get("spec")), _map(pod.get("status"))
-    conditions = {c.get("type"): c for c in _list(status, "conditions")}
-    inits = {c.get("name"): c for c in _list(spec, "initContainers")}
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    conditions = {c.get("type"): c for c in (status.get("conditions") or [])}
+    inits = {c.get("name"): c for c in (spec.get("initContainers") or [])}
     sidecars = {name for name, c in inits.items() if c.get("restartPolicy") == "Always"}
     reason = str(status.get("reason") or status.get("phase") or "Unknown")
-    if _map(conditions.get("PodScheduled")).get("reason") == "SchedulingGated":
+    if conditions.get("PodScheduled", {}).get("reason") == "SchedulingGated":
         reason = "SchedulingGated"
     all_inits, sidecar_count = _Count(), _Count()
     starting = ""
-    for i, found in enumerate(_list(status, "initContainerStatuses")):
+    for i, found in enumerate(status.get("initContainerStatuses") or []):
         all_inits.add(found)
         if found.get("name") in sidecars:
             sidecar_count.add(found)
@@ -66,21 +65,21 @@ def pod_row(pod: ReadOnlyJSON) -> PodRow:
         break
     count = all_inits
     count.ready = sidecar_count.ready
-    if not starting or _map(conditions.get("Initialized")).get("status") == "True":
+    if not starting or conditions.get("Initialized", {}).get("status") == "True":
         count = sidecar_count
-        reason = _of_containers(_list(status, "containerStatuses"), count, starting or reason)
-        if reason == "Completed" and any(_runs(s) for s in _list(status, "containerStatuses")):
-            reason = "Running" if _map(conditions.get("Ready")).get("status") == "True" else "NotReady"
+        reason = _of_containers((status.get("containerStatuses") or []), count, starting or reason)
+        if reason == "Completed" and any(_runs(s) for s in (status.get("containerStatuses") or [])):
+            reason = "Running" if conditions.get("Ready", {}).get("status") == "True" else "NotReady"
     else:
         reason = starting
-    if _map(pod.get("metadata")).get("deletionTimestamp"):
+    if pod["metadata"].get("deletionTimestamp"):
         if status.get("reason") == "NodeLost":
             reason = "Unknown"
         elif status.get("phase") not in {"Succeeded", "Failed"}:
             reason = "Terminating"
-    total = len(_list(spec, "containers")) + len(sidecars)
+    total = len(spec.get("containers") or []) + len(sidecars)
     gates = [
-        _map(conditions.get(g.get("conditionType"))).get("status") == "True" for g in _list(spec, "readinessGates")
+        conditions.get(g.get("conditionType"), {}).get("status") == "True" for g in (spec.get("readinessGates") or [])
     ]
     shown = f"{sum(gates)}/{len(gates)}" if gates else ""
     return PodRow(f"{count.ready}/{total}", reason, count.restarts, count.restarted, shown)
@@ -110,13 +109,4 @@ def _termination_reason(ended: ReadOnlyJSON) -> str:
 
 
 def _state(status: ReadOnlyJSON, field: str = "state") -> ReadOnlyJSON:
-    return _map(status.get(field))
-
-
-def _map(value: object) -> ReadOnlyJSON:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(obj: ReadOnlyJSON, field: str) -> list[ReadOnlyJSON]:
-    value = obj.get(field)
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+    return status.get(field) or {}

@@ -29,10 +29,6 @@ class RequestInfo:
     sub: str
 
     @property
-    def qualified(self) -> str:
-        return self.kind.key
-
-    @property
     def storage(self) -> str:
         return self.kind.storage
 
@@ -91,6 +87,18 @@ def number(request: Request, name: str) -> int | None:
     if value is None or not -(2**63) <= value < 2**63:
         raise bad_request(f'{name}: strconv.ParseInt: parsing "{text}": invalid syntax')
     return value
+
+
+def part_of(body: JSON, name: str) -> JSON:
+    """Returns an object in the body of a request; an empty object if the body has none."""
+    found = body.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def check_name(target: RequestInfo, name: object) -> None:
+    """Raises :class:`StatusError` if a body and its URL name different objects."""
+    if name != target.name:
+        raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
 
 
 def resource_version(text: str) -> int:
@@ -170,16 +178,16 @@ def details_of(target: RequestInfo, name: str = "") -> JSON:
 
 
 def not_found(target: RequestInfo) -> StatusError:
-    return StatusError(404, "NotFound", f'{target.qualified} "{target.name}" not found', details_of(target))
+    return StatusError(404, "NotFound", f'{target.kind.key} "{target.name}" not found', details_of(target))
 
 
 def conflict(target: RequestInfo, why: str) -> StatusError:
-    message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
+    message = f'Operation cannot be fulfilled on {target.kind.key} "{target.name}": {why}'
     return StatusError(409, "Conflict", message, details_of(target))
 
 
 def forbidden(target: RequestInfo, meta: JSON, why: str, details: JSON | None = None) -> StatusError:
     """Returns the error with which admission rejects an object with the metadata ``meta``."""
     name = meta.get("name") or meta.get("generateName", "")
-    message = f'{target.qualified} "{name}" is forbidden: {why}'
+    message = f'{target.kind.key} "{name}" is forbidden: {why}'
     return StatusError(403, "Forbidden", message, details_of(target, name) | (details or {}))

@@ -12,7 +12,7 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import invalid
 from .access import Access, AccessRequest
 from .auth import AUDIENCE, Tokens, User
 from .request_decoding import read_object
-from .requests import RequestInfo, json_response
+from .requests import RequestInfo, json_response, part_of
 from .status_errors import bad_request, invalid_object
 
 _ATTRIBUTES = {"verb": "verb", "group": "group", "resource": "resource", "subresource": "sub"}
@@ -30,9 +30,7 @@ class Reviews:
 
     def respond(self, request: Request, target: RequestInfo, user: User) -> Response:
         """Returns the review with its status. Raises :class:`StatusError`."""
-        body = read_object(request).value
-        spec = body.get("spec")
-        spec = spec if isinstance(spec, dict) else {}
+        spec = part_of(read_object(request).value, "spec")
         head: JSON = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": {}}
         if spec:
             head["spec"] = spec

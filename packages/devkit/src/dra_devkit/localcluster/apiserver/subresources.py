@@ -21,7 +21,7 @@ from .admission.attributes import ObjectKind
 from .auth import Tokens
 from .deleting import Deleter
 from .kinds import ServedKind
-from .requests import RequestInfo, conflict, dry_run, json_response, success
+from .requests import RequestInfo, conflict, dry_run, json_response, part_of, success
 from .status_errors import StatusError, bad_request, invalid_object, not_allowed
 from .storage import Storage
 from .writing import Writer
@@ -58,11 +58,10 @@ class Subresources:
     async def _bind(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         pod = self.writer.find(target)
-        binding_target = body.get("target")
-        node = binding_target.get("name") if isinstance(binding_target, dict) else None
+        node = part_of(body, "target").get("name")
         if not isinstance(node, str) or not node:
             raise invalid_object("Binding", "", target.name, required("target.name"))
-        uid = (body.get("metadata") or {}).get("uid") if isinstance(body.get("metadata"), dict) else None
+        uid = part_of(body, "metadata").get("uid")
         if uid and uid != pod["metadata"]["uid"]:
             found = f"UID in precondition: {uid}, UID in object meta: {pod['metadata']['uid']}"
             raise conflict(target, f"Precondition failed: {found}")
@@ -88,7 +87,7 @@ class Subresources:
         pod = self.writer.find(target)
         await admission.validate(target, body, kind=_EVICTION)
         self.writer.check_unchanged(target, pod)
-        options = body.get("deleteOptions") if isinstance(body.get("deleteOptions"), dict) else {}
+        options = part_of(body, "deleteOptions")
         dry = dry_run(request, options)
         for budget in self._budgets(pod):
             allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
@@ -104,13 +103,13 @@ class Subresources:
             if not dry:
                 status = {**budget["status"], "disruptionsAllowed": allowed - 1}
                 self.storage.put(_BUDGETS, {**budget, "status": status})
-        grace = options.get("gracePeriodSeconds") if options else None
+        grace = options.get("gracePeriodSeconds")
         if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
             raise bad_request("deleteOptions.gracePeriodSeconds must be a number")
         if not dry:
             pod = self._marked_disrupted(pod)
         self.deleter.delete_one(
-            target.of(target.name), {"preconditions": (options or {}).get("preconditions") or {}}, dry=dry, grace=grace
+            target.of(target.name), {"preconditions": options.get("preconditions") or {}}, dry=dry, grace=grace
         )
         return success(201)
 
@@ -139,15 +138,13 @@ class Subresources:
         body = request_decoding.read_object(request).value
         account = self.writer.find(target)
         await admission.validate(target, body, kind=_TOKEN_REQUEST)
-        spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
-        response = service_account_tokens.issue(self.storage, self.tokens, account, spec or {})
+        response = service_account_tokens.issue(self.storage, self.tokens, account, part_of(body, "spec"))
         return json_response(response, 201, admission.warnings)
 
     async def _finalize(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         old = self.writer.find(target)
-        spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
-        finalizers = (spec or {}).get("finalizers") or []
+        finalizers = part_of(body, "spec").get("finalizers") or []
         if not isinstance(finalizers, list) or not all(isinstance(f, str) for f in finalizers):
             raise bad_request("spec.finalizers must be a list of strings")
         obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": finalizers}}

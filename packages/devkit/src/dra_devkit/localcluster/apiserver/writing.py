@@ -21,6 +21,7 @@ from .kinds import Registry
 from .quota import Quotas
 from .requests import (
     RequestInfo,
+    check_name,
     conflict,
     details_of,
     dry_run,
@@ -205,11 +206,9 @@ class Writer:
 
     @staticmethod
     def _check_name(target: RequestInfo, meta: JSON) -> None:
-        name = meta.get("name", "")
-        if not name:
+        if not meta.get("name"):
             raise bad_request("the name of the object could not be determined: name must be provided")
-        if name != target.name:
-            raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
+        check_name(target, meta["name"])
 
     # --- creating -------------------------------------------------------------------------------
 
@@ -421,4 +420,4 @@ def _keep_metadata(meta: JSON, before: JSON) -> None:
 
 
 def already_exists(target: RequestInfo, name: str) -> StatusError:
-    return StatusError(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
+    return StatusError(409, "AlreadyExists", f'{target.kind.key} "{name}" already exists', details_of(target, name))

@@ -165,7 +165,7 @@ def _denied(attributes: Attributes, policy: str, binding: str, failure: Failure)
     reason = failure.reason or "Invalid"
     target = attributes.target
     details = {**details_of(target, attributes.name), "causes": [{"message": message}]}
-    sentence = f'{target.qualified} "{attributes.name}" is forbidden: {message}'
+    sentence = f'{target.kind.key} "{attributes.name}" is forbidden: {message}'
     return StatusError(_CODES.get(reason, 422), reason, sentence, details)
 
 
