@@ -273,7 +273,7 @@ async def test_a_malformed_body_is_a_bad_request(curl: ApiCaller, name: str) -> 
 
 
 async def test_many_empty_parts_are_read_in_bounded_time(curl: ApiCaller) -> None:
-    spec = field(2, (varint(2 << 3 | 2) + b"\0") * 200_000)
+    spec = field(2, (varint(2 << 3 | 2) + b"\0") * 50_000)
     body = protobuf.MAGIC + field(1, field(1, "v1") + field(2, "Pod")) + field(2, spec)
     assert (await curl("POST", "/api/v1/namespaces/default/pods", body, SENT)).status == 422
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
@@ -69,7 +69,8 @@ class Deleter:
 
     @staticmethod
     def _options(request: Request) -> JSON:
-        options: JSON = request_decoding.read_object(request).value if request.body.strip() else {}
+        body = request_decoding.read_object(request).value if request.body.strip() else {}
+        options = request_decoding.decoded(body, "", "v1", "DeleteOptions")
         if policy := request.query.get("propagationPolicy"):
             options = {**options, "propagationPolicy": policy}
         policy = options.get("propagationPolicy")
@@ -77,11 +78,8 @@ class Deleter:
             raise bad_request(
                 f'propagationPolicy: Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
             )
-        if not isinstance(options.get("preconditions") or {}, Mapping):
-            raise bad_request("preconditions must be an object")
-        grace = options.get("gracePeriodSeconds")
-        if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool) or grace < 0):
-            raise bad_request(f"gracePeriodSeconds: Invalid value: {grace}: must be a number that is not negative")
+        if (grace := options.get("gracePeriodSeconds") or 0) < 0:
+            raise bad_request(f"gracePeriodSeconds: Invalid value: {grace}: must be greater than or equal to 0")
         return options
 
     def delete_one(self, target: RequestInfo, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:

@@ -17,7 +17,7 @@ from ...schemas.field_paths import Path, shown
 from ...schemas.merging import MapOf
 from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
-from .requests import RequestInfo, check_name, part_of
+from .requests import RequestInfo, check_name
 from .status_errors import StatusError, bad_request, invalid_object
 
 APPLY = "application/apply-patch+yaml"
@@ -54,7 +54,8 @@ def check_applied(target: RequestInfo, applied: Any) -> JSON:
     if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
         group, _, short = version.rpartition("/")
         raise bad_request(f"invalid object type: {group}/{short}, Kind={kind}")
-    meta = part_of(applied, "metadata")
+    meta = applied.get("metadata")
+    meta = meta if isinstance(meta, dict) else {}
     if meta.get("managedFields") is not None:
         raise bad_request("metadata.managedFields must be nil")
     check_name(target, meta.get("name", target.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,9 @@ from dra_kubeletplugin.errors import SettingsError
 from .storage import Key, Storage
 
 _COMPACT_AFTER = 64 * 1024 * 1024  # bytes of changes after which the file is compacted
+
+
+Line: TypeAlias = tuple[int, str, str, str, JSON | None]  # version, kind, namespace, name, object
 
 
 class StateError(SettingsError):
@@ -54,15 +57,11 @@ class PersistentStorage:
 
     def read(self) -> tuple[int, dict[tuple[str, Key], JSON]]:
         """Reads the resource version and the objects of an earlier run. Raises :class:`StateError` for a damaged or foreign file."""
-        for number, (version, kind, namespace, name, obj) in enumerate(self._lines(), 1):
-            if not isinstance(version, int) or not all(isinstance(t, str) for t in (kind, namespace, name)):
-                raise StateError(
-                    f"{self._path}, line {number}: the line is not a change of an object: move the file away to start with an empty cluster"
-                )
+        for version, kind, namespace, name, obj in self._lines():
             self._remember(version, kind, (namespace, name), obj)
         return self._version, dict(self._objects)
 
-    def _lines(self) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
+    def _lines(self) -> Iterator[Line]:
         try:
             lines = self._path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -71,15 +70,14 @@ class PersistentStorage:
             if not line:
                 continue
             try:
-                yield msgspec.json.decode(line, type=tuple[Any, Any, Any, Any, Any])
+                yield msgspec.json.decode(line, type=Line)
             except (msgspec.MsgspecError, RecursionError) as e:
                 if number == len(
                     lines
-                ):  # The last line is incomplete, because a process was killed while it wrote the line.
+                ):  # The line is incomplete, because a process was killed while it wrote the line.
                     return
-                raise StateError(
-                    f"{self._path}, line {number}: {e}: move the file away to start with an empty cluster"
-                ) from None
+                what = "move the file away to start with an empty cluster"
+                raise StateError(f"{self._path}, line {number}: {e}: {what}") from None
 
     def rewrite(self) -> None:
         """Compacts the file to the current objects. Later changes are appended to it."""

@@ -12,7 +12,7 @@ import msgspec
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.base.json_types import JSON
 
-from ...schemas import protobuf
+from ...schemas import decoding, protobuf, shapes
 from .status_errors import StatusError, bad_request
 
 LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
@@ -59,6 +59,16 @@ def read_object(request: Request) -> Body:
     if not isinstance(body.value, dict):
         raise bad_request("the body is not an object with a kind and its fields")
     return body
+
+
+def decoded(body: Any, group: str, version: str, kind: str) -> JSON:
+    """Decodes a body by the type of a kind that is not stored. Raises :class:`StatusError`."""
+    shape = shapes.kind_shape(group, version, kind)
+    assert shape is not None, kind
+    try:
+        return decoding.decode(body, shape, [])
+    except decoding.DecodeError as e:
+        raise bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {e}') from None
 
 
 def _protobuf(data: bytes) -> JSON:

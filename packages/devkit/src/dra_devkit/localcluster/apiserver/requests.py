@@ -89,12 +89,6 @@ def number(request: Request, name: str) -> int | None:
     return value
 
 
-def part_of(body: JSON, name: str) -> JSON:
-    """Returns an object in the body of a request; an empty object if the body has none."""
-    found = body.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def check_name(target: RequestInfo, name: object) -> None:
     """Raises :class:`StatusError` if a body and its URL name different objects."""
     if name != target.name:

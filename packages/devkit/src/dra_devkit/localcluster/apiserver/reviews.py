@@ -11,8 +11,8 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import invalid
 
 from .access import Access, AccessRequest
 from .auth import AUDIENCE, Tokens, User
-from .request_decoding import read_object
-from .requests import RequestInfo, json_response, part_of
+from .request_decoding import decoded, read_object
+from .requests import RequestInfo, json_response
 from .status_errors import bad_request, invalid_object
 
 _ATTRIBUTES = {"verb": "verb", "group": "group", "resource": "resource", "subresource": "sub"}
@@ -30,8 +30,9 @@ class Reviews:
 
     def respond(self, request: Request, target: RequestInfo, user: User) -> Response:
         """Returns the review with its status. Raises :class:`StatusError`."""
-        spec = part_of(read_object(request).value, "spec")
-        head: JSON = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": {}}
+        kind = target.kind
+        spec = decoded(read_object(request).value, kind.group, target.version, kind.kind).get("spec") or {}
+        head: JSON = {"kind": kind.kind, "apiVersion": kind.api_version(target.version), "metadata": {}}
         if spec:
             head["spec"] = spec
         return json_response({**head, "status": self._status(target, spec, user)}, 201)
@@ -45,7 +46,7 @@ class Reviews:
             case "SelfSubjectRulesReview":
                 if not spec.get("namespace"):
                     raise bad_request("no namespace on request")
-                return self._rules(user, str(spec["namespace"]))
+                return self._rules(user, spec["namespace"])
             case "SelfSubjectAccessReview":
                 return self._decision(user, _question(spec))
         question = _question(spec)
@@ -59,9 +60,8 @@ class Reviews:
         return {"allowed": bool(reason)} | ({"reason": reason} if reason else {})
 
     def _token(self, spec: JSON) -> JSON:
-        requested = spec.get("audiences")
-        audiences = [str(a) for a in requested] if isinstance(requested, list) and requested else [AUDIENCE]
-        found = self.tokens.user_of(str(spec.get("token", "")), self.access.storage, audiences)
+        audiences = spec.get("audiences") or [AUDIENCE]
+        found = self.tokens.user_of(spec.get("token", ""), self.access.storage, audiences)
         if found is None:
             return {"user": {}, "error": "[invalid bearer token]"}
         return {"authenticated": True, "user": found.info, "audiences": audiences}
@@ -76,24 +76,18 @@ class Reviews:
 
 
 def _user(spec: JSON) -> User:
-    groups, extra = spec.get("groups"), spec.get("extra")
-    name = str(spec.get("user") or "")
+    name, groups, extra = spec.get("user", ""), spec.get("groups") or (), spec.get("extra") or {}
     if not name and not groups:
         fault = invalid("spec.user", "", "at least one of user or group must be specified")
         raise invalid_object("SubjectAccessReview", "authorization.k8s.io", "", fault)
-    known = extra if isinstance(extra, dict) else {}
-    return User(
-        name,
-        tuple(map(str, groups)) if isinstance(groups, list) else (),
-        str(spec.get("uid") or ""),
-        {str(k).lower(): tuple(map(str, v)) for k, v in known.items() if isinstance(v, list)},
-    )
+    known = {key.lower(): tuple(values or ()) for key, values in extra.items()}
+    return User(name, tuple(groups), spec.get("uid", ""), known)
 
 
 def _question(spec: Mapping[str, Any]) -> AccessRequest:
     attributes, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
-    if isinstance(attributes, dict) and not path:
-        return AccessRequest(**{field: str(attributes.get(key) or "") for key, field in _ATTRIBUTES.items()})
-    if isinstance(path, dict) and not attributes:
-        return AccessRequest(str(path.get("verb", "")), path=str(path.get("path", "")))
+    if attributes is not None and path is None:
+        return AccessRequest(**{field: attributes.get(key, "") for key, field in _ATTRIBUTES.items()})
+    if path is not None and attributes is None:
+        return AccessRequest(path.get("verb", ""), path=path.get("path", ""))
     raise bad_request("spec needs exactly one of resourceAttributes and nonResourceAttributes")

@@ -12,8 +12,6 @@ from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_kubeletplugin.resourceapi.validation.field_errors import invalid, required
 
 from ...label_selectors import selected
-from ...schemas import shapes
-from ...schemas.decoding import DecodeError, decode
 from ...schemas.object_fields import value_at
 from . import field_managers, patch, request_decoding, service_account_tokens, strategy
 from .admission import Admission
@@ -21,14 +19,15 @@ from .admission.attributes import ObjectKind
 from .auth import Tokens
 from .deleting import Deleter
 from .kinds import ServedKind
-from .requests import RequestInfo, conflict, dry_run, json_response, part_of, success
-from .status_errors import StatusError, bad_request, invalid_object, not_allowed
+from .requests import RequestInfo, conflict, dry_run, json_response, success
+from .status_errors import StatusError, invalid_object, not_allowed
 from .storage import Storage
 from .writing import Writer
 
 _BUDGETS = "poddisruptionbudgets.policy"
 _BINDING = ObjectKind("", "v1", "Binding")
 _EVICTION = ObjectKind("policy", "v1", "Eviction")
+_NAMESPACE = ObjectKind("", "v1", "Namespace")
 _SCALE = ObjectKind("autoscaling", "v1", "Scale")
 _TOKEN_REQUEST = ObjectKind("authentication.k8s.io", "v1", "TokenRequest")
 
@@ -56,12 +55,12 @@ class Subresources:
     # --- pods -----------------------------------------------------------------------------------
 
     async def _bind(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        body = request_decoding.read_object(request).value
+        body = _body(request, _BINDING)
         pod = self.writer.find(target)
-        node = part_of(body, "target").get("name")
-        if not isinstance(node, str) or not node:
+        node = body["target"].get("name")
+        if not node:
             raise invalid_object("Binding", "", target.name, required("target.name"))
-        uid = part_of(body, "metadata").get("uid")
+        uid = body["metadata"].get("uid")
         if uid and uid != pod["metadata"]["uid"]:
             found = f"UID in precondition: {uid}, UID in object meta: {pod['metadata']['uid']}"
             raise conflict(target, f"Precondition failed: {found}")
@@ -83,11 +82,11 @@ class Subresources:
         return success(201)
 
     async def _evict(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        body = request_decoding.read_object(request).value
+        body = _body(request, _EVICTION)
         pod = self.writer.find(target)
         await admission.validate(target, body, kind=_EVICTION)
         self.writer.check_unchanged(target, pod)
-        options = part_of(body, "deleteOptions")
+        options = body.get("deleteOptions") or {}
         dry = dry_run(request, options)
         for budget in self._budgets(pod):
             allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
@@ -103,13 +102,13 @@ class Subresources:
             if not dry:
                 status = {**budget["status"], "disruptionsAllowed": allowed - 1}
                 self.storage.put(_BUDGETS, {**budget, "status": status})
-        grace = options.get("gracePeriodSeconds")
-        if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
-            raise bad_request("deleteOptions.gracePeriodSeconds must be a number")
         if not dry:
             pod = self._marked_disrupted(pod)
         self.deleter.delete_one(
-            target.of(target.name), {"preconditions": options.get("preconditions") or {}}, dry=dry, grace=grace
+            target.of(target.name),
+            {"preconditions": options.get("preconditions") or {}},
+            dry=dry,
+            grace=options.get("gracePeriodSeconds"),
         )
         return success(201)
 
@@ -135,18 +134,16 @@ class Subresources:
     # --- others ---------------------------------------------------------------------------------
 
     async def _token(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        body = request_decoding.read_object(request).value
+        body = _body(request, _TOKEN_REQUEST)
         account = self.writer.find(target)
         await admission.validate(target, body, kind=_TOKEN_REQUEST)
-        response = service_account_tokens.issue(self.storage, self.tokens, account, part_of(body, "spec"))
+        response = service_account_tokens.issue(self.storage, self.tokens, account, body["spec"])
         return json_response(response, 201, admission.warnings)
 
     async def _finalize(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        body = request_decoding.read_object(request).value
+        body = _body(request, _NAMESPACE)
         old = self.writer.find(target)
-        finalizers = part_of(body, "spec").get("finalizers") or []
-        if not isinstance(finalizers, list) or not all(isinstance(f, str) for f in finalizers):
-            raise bad_request("spec.finalizers must be a list of strings")
+        finalizers = body["spec"].get("finalizers") or []
         obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": finalizers}}
         await admission.validate(target, obj, old)
         self.writer.check_unchanged(target, old)
@@ -173,13 +170,7 @@ class Subresources:
                 if kind == field_managers.APPLY and isinstance(change, dict)
                 else patch.apply(kind, scale, current, change)
             )
-        shape = shapes.kind_shape("autoscaling", "v1", "Scale")
-        assert shape is not None
-        try:
-            body = requested if isinstance(requested, dict) else {}
-            decoded = decode({k: v for k, v in body.items() if k not in {"apiVersion", "kind"}}, shape, [])
-        except DecodeError as e:
-            raise bad_request(f'Scale in version "v1" cannot be handled as a Scale: {e}') from None
+        decoded = request_decoding.decoded(requested, _SCALE.group, _SCALE.version, _SCALE.kind)
         replicas = decoded["spec"].get("replicas", 0)
         if replicas < 0:
             fault = invalid("spec.replicas", replicas, "must be greater than or equal to 0")
@@ -196,6 +187,10 @@ class Subresources:
             changed["metadata"]["resourceVersion"] = version
         out = await self.writer.replace(request, target.of(target.name), changed, obj, admission.accept_all())
         return json_response(_scale_of(target.kind, out.object))
+
+
+def _body(request: Request, kind: ObjectKind) -> JSON:
+    return request_decoding.decoded(request_decoding.read_object(request).value, kind.group, kind.version, kind.kind)
 
 
 _REPLICAS, _STATUS_REPLICAS = ".spec.replicas", ".status.replicas"

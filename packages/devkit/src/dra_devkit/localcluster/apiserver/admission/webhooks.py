@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import functools
 import json
 import ssl
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, printable
@@ -54,12 +54,25 @@ class CallError(Exception):
     """A webhook returned no usable response. Its failure policy decides the result."""
 
 
-@dataclass(frozen=True)
-class _WebhookResponse:
-    allowed: bool
-    status: JSON
-    warnings: list[str]
-    patch: Any
+class _ResponseStatus(msgspec.Struct):
+    code: int | None = None
+    message: str | None = None
+    reason: str | None = None
+    details: JSON | None = None
+
+
+class _WebhookResponse(msgspec.Struct, rename="camel"):
+    uid: str = ""
+    allowed: bool = False
+    status: _ResponseStatus | None = None
+    warnings: list[str] | None = None
+    patch: bytes | None = None
+    patch_type: str | None = None
+
+
+class _Review(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    response: _WebhookResponse | None = None
 
 
 class Webhooks:
@@ -103,12 +116,13 @@ class Webhooks:
             return attributes
         try:
             response = await self._call(hook, view)
-            warnings += response.warnings
+            warnings += response.warnings or ()
             _check(hook, response)
-            if response.patch is None or view.object is None:
+            operations = _operations(response)
+            if operations is None or view.object is None:
                 return attributes
             try:
-                return apply_patch(view, patch.json_patch(view.object, response.patch))
+                return apply_patch(view, patch.json_patch(view.object, operations))
             except patch.PatchError as e:
                 raise CallError(f"cannot apply the patch in its response: {e}") from None
         except CallError as e:
@@ -127,7 +141,7 @@ class Webhooks:
             elif isinstance(response, BaseException):
                 raise response
             else:
-                warnings += response.warnings
+                warnings += response.warnings or ()
                 _check(hook, response)
 
     def _hooks(self, kind: str) -> Iterator[JSON]:
@@ -173,54 +187,44 @@ def _failed(hook: JSON, why: CallError) -> None:
 def _check(hook: JSON, response: _WebhookResponse) -> None:
     if response.allowed:
         return
-    status = response.status
-    status_code = status.get("code")
-    code = status_code if isinstance(status_code, int) and status_code >= _BAD_REQUEST else _BAD_REQUEST
+    status = response.status or _ResponseStatus()
     denied = f'admission webhook "{hook["name"]}" denied the request'
-    explanation = status.get("message") or status.get("reason")
-    details = status.get("details")
+    explanation = status.message or status.reason
     raise StatusError(
-        code,
-        str(status.get("reason") or ""),
+        max(status.code or 0, _BAD_REQUEST),
+        status.reason or "",
         f"{denied}: {explanation}" if explanation else f"{denied} without explanation",
-        dict(details) if isinstance(details, Mapping) else {},
+        status.details,
     )
 
 
 def _read(body: bytes, uid: str) -> _WebhookResponse:
     """Parses and checks the AdmissionReview that a webhook returned. Raises :class:`CallError`."""
     try:
-        review = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise CallError(f"the response is not JSON: {e}") from None
-    if not isinstance(review, dict) or review.get("apiVersion") != "admission.k8s.io/v1":
+        review = msgspec.json.decode(body, type=_Review)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
+        raise CallError(f"the response cannot be decoded: {e}") from None
+    if review.api_version != "admission.k8s.io/v1":
         raise CallError("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview")
-    response = review.get("response")
-    if not isinstance(response, dict):
+    if review.response is None:
         raise CallError("webhook response was absent")
-    if response.get("uid") != uid:
-        raise CallError(f'expected response.uid="{uid}", got "{response.get("uid")}"')
-    status, warnings = response.get("status"), response.get("warnings")
-    return _WebhookResponse(
-        response.get("allowed") is True,
-        status if isinstance(status, dict) else {},
-        [str(w) for w in warnings] if isinstance(warnings, list) else [],
-        _patch_of(response),
-    )
+    if review.response.uid != uid:
+        raise CallError(f'expected response.uid="{uid}", got "{review.response.uid}"')
+    return review.response
 
 
-def _patch_of(response: JSON) -> Any:
-    encoded = response.get("patch")
-    if not encoded:
-        if response.get("patchType"):
+def _operations(response: _WebhookResponse) -> Any:
+    """Returns the JSON patch in a response; None if it has none. Raises :class:`CallError`."""
+    if not response.patch:
+        if response.patch_type:
             raise CallError("webhook returned response.patchType but not response.patch")
         return None
-    if response.get("patchType") != "JSONPatch":
-        raise CallError(f'webhook returned invalid response.patchType of "{response.get("patchType") or ""}"')
+    if response.patch_type != "JSONPatch":
+        raise CallError(f'webhook returned invalid response.patchType of "{response.patch_type or ""}"')
     try:
-        return json.loads(base64.b64decode(encoded, validate=True))
-    except (ValueError, TypeError, binascii.Error, RecursionError) as e:
-        raise CallError(f"response.patch is not a base64-encoded JSON patch: {e}") from None
+        return msgspec.json.decode(response.patch)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
+        raise CallError(f"response.patch is not a JSON patch: {e}") from None
 
 
 # --- HTTPS ------------------------------------------------------------------------------------------
