@@ -121,7 +121,7 @@ def _service(obj: JSON) -> None:
     spec = _spec(obj)
     set_defaults(spec, sessionAffinity="None", type="ClusterIP", internalTrafficPolicy="Cluster")
     for port in spec.get("ports") or ():
-        port.setdefault("protocol", "TCP")
+        set_defaults(port, protocol="TCP")
         if port.get("targetPort") in (None, "", 0):
             port["targetPort"] = port.get("port", 0)
     if spec["type"] != "ExternalName":
@@ -135,7 +135,7 @@ def _network_policy(obj: JSON) -> None:
     if not spec.get("policyTypes"):
         spec["policyTypes"] = ["Ingress", "Egress"] if egress else ["Ingress"]
     for port in [port for rule in (*ingress, *egress) for port in rule.get("ports") or ()]:
-        port.setdefault("protocol", "TCP")
+        set_defaults(port, protocol="TCP")
 
 
 def _secret(obj: JSON) -> None:
@@ -224,6 +224,7 @@ _KINDS: Mapping[str, Callable[[JSON], None]] = {
     "replicasets.apps": _replica_set,
     "daemonsets.apps": _daemon_set,
     "jobs.batch": _job,
+    "networkpolicies.networking.k8s.io": _network_policy,
     "priorityclasses.scheduling.k8s.io": lambda obj: set_defaults(obj, preemptionPolicy="PreemptLowerPriority"),
     "rolebindings.rbac.authorization.k8s.io": _binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _binding,
