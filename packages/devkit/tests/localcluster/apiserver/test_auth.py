@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from tests.helpers.api_server import ApiCaller, running_api_server
+from tests.helpers.api_server import ApiCaller
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pods", "/version", "/api", "/healthz", "/openapi/v3", "/nowhere"])

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
 from packages.devkit.tests.localcluster.apiserver.custom_resources import definition
-from tests.helpers.api_server import ApiCaller, running_api_server
+from tests.helpers.api_server import ApiCaller
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 FOOS = "/apis/example.com/v1/foos"
 MERGE = {"Content-Type": "application/merge-patch+json"}
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 def spec_with_rules(type_: JSON, *rules: str | JSON, **other_fields: JSON) -> JSON:

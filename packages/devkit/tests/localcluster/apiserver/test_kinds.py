@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
 from packages.devkit.tests.localcluster.apiserver.custom_resources import definition
-from tests.helpers.api_server import ApiCaller, running_api_server
+from tests.helpers.api_server import ApiCaller
 
 CORE = "/api/v1/namespaces/default"
 APPS = "/apis/apps/v1/namespaces/default"
@@ -23,12 +22,6 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 def pod(name: str, **spec: Any) -> JSON:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from dra_devkit.localcluster.apiserver.kinds import Registry, ServedKind
 from dra_kubeletplugin.base.json_types import JSON
 from packages.devkit.tests.localcluster.apiserver.samples import collection, sample
-from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse, running_api_server
+from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse
 
 ROUNDS = 12
 DEEP = b'{"metadata": {"name": "deep"}, "data": ' + b"[" * 3000 + b"]" * 3000 + b"}"
@@ -22,12 +22,6 @@ ODD_VALUES: tuple[Any, ...] = (
     [None], [[]], [1], [{}], {"": None}, {"a": {"b": []}}, {"name": []}, [{"name": "x"}, {"name": "x"}], "2026-99-99T00:00:00Z",
 )  # fmt: skip
 PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+yaml")
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 def locations(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from dra_devkit.localcluster.apiserver import apply
 from dra_devkit.localcluster.apiserver.apply import Entries, Operation, Rules
 from dra_kubeletplugin.base.json_types import JSON
-from tests.helpers.api_server import ApiCaller, running_api_server
+from tests.helpers.api_server import ApiCaller
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 RESOURCE = "/apis/resource.k8s.io/v1"
@@ -29,12 +28,6 @@ SLICE = {
     "nodeName": "n1",
     "devices": [{"name": "a"}],
 }
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 def config_map(name: str = "o", **meta: Any) -> JSON:

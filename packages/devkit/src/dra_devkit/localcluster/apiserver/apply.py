@@ -144,12 +144,11 @@ class Rules:
 # --- managed fields as objects have them ------------------------------------------------------------
 
 
-def decode_entries(
-    managed: Iterable[Mapping[str, Any]] | None,
-) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
+def decode_entries(managed: Iterable[Mapping[str, Any] | None] | None) -> Entries:
     """Raises ``ValueError`` for malformed managed fields."""
     out = {}
-    for item in managed or ():
+    for raw in managed or ():
+        item = {k: v for k, v in (raw or {}).items() if v is not None}
         if not item.get("manager") and not item.get("fieldsV1"):
             continue
         operation = Operation(item.get("operation", Operation.UPDATE.value))
@@ -180,11 +179,6 @@ def encode_entries(entries: Entries) -> list[JSON]:
             item["subresource"] = manager.subresource
         out.append(item)
     return out
-
-
-def is_reset(managed: Any) -> bool:
-    """Returns whether the ``managedFields`` of a request remove all managers: an empty list, or a list of one empty entry."""
-    return managed in ([], [{}])
 
 
 # --- the two operations -----------------------------------------------------------------------------

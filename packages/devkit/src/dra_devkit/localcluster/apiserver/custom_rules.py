@@ -150,7 +150,7 @@ def fits_format(text: str, name: str) -> bool:
 def definition_faults(schema: Schema, path: str) -> list[FieldError]:
     """Returns an error for each rule in a schema that does not compile. ``path`` is the schema's path in its definition."""
     out: list[FieldError] = []
-    for node, where, root in _nodes(schema, path, root=True):
+    for node, where, root in nodes(schema, path, root=True):
         for i, declared in enumerate(node.get(RULES) or ()):
             try:
                 _compile(declared, node, root=root)
@@ -165,13 +165,14 @@ def definition_faults(schema: Schema, path: str) -> list[FieldError]:
     return out
 
 
-def _nodes(schema: Schema, path: str, *, root: bool = False) -> Iterator[tuple[Schema, str, bool]]:
+def nodes(schema: Schema, path: str, *, root: bool = False) -> Iterator[tuple[Schema, str, bool]]:
+    """Yields a schema and each schema in it, with its path, and whether it is the schema of the whole object."""
     yield schema, path, root
     for name, inner in (schema.get("properties") or {}).items():
-        yield from _nodes(inner, f"{path}.properties[{name}]")
+        yield from nodes(inner, f"{path}.properties[{name}]")
     for key in ("items", "additionalProperties"):
         if isinstance(inner := schema.get(key), Mapping):
-            yield from _nodes(inner, f"{path}.{key}")
+            yield from nodes(inner, f"{path}.{key}")
 
 
 def _compile(declared: Schema, schema: Schema, *, root: bool) -> Rule:

@@ -133,7 +133,7 @@ def managed_after_update(
     """
     if target.sub:
         requested = None
-    elif apply.is_reset(requested):
+    elif requested in ([], [{}]):  # a client removes all managers
         return []
     rules = _rules(target, target.kind.versions[0])
     manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)

@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Callable
 
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.validation.field_errors import invalid
 
 from ..runtime.interface import ContainerRuntime, ExecSession, LogOptions
 from . import remote_command
-from .status_errors import StatusError, bad_request, unknown_object
+from .requests import flag, number
+from .status_errors import StatusError, bad_request, invalid_object, unknown_object
 from .storage import Storage
 from .websocket import HandshakeError, WebSocket, accept
 
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/(log|exec|attach|portforward)")
 _PULLS = {"ErrImagePull": "image can't be pulled", "ImagePullBackOff": "trying and failing to pull image"}
+_LEAST = {"sinceSeconds": 1, "tailLines": 0, "limitBytes": 1}  # of the options of a log
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 
 
@@ -63,7 +66,7 @@ class PodStreams:
 
     async def _log(self, request: Request, pod: JSON) -> Response:
         name = _container(pod, request.query.get("container", ""))
-        options = _options(request)
+        options = _options(request, pod["metadata"]["name"])
         if not pod["spec"].get("nodeName"):
             return Response(body=b"", content_type="text/plain")
         where = f'container "{name}" in pod "{pod["metadata"]["name"]}"'
@@ -97,7 +100,7 @@ class PodStreams:
             headers = accept(request.headers, remote_command.PROTOCOLS)
         except HandshakeError as e:
             raise bad_request(str(e)) from None
-        stdin, tty = (request.query.get(key) in {"true", "1"} for key in ("stdin", "tty"))
+        stdin, tty = flag(request, "stdin"), flag(request, "tty")
 
         async def start() -> ExecSession:
             if sub == "attach":
@@ -117,33 +120,25 @@ async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         await rest.aclose()  # type: ignore[attr-defined]
 
 
-def _options(request: Request) -> LogOptions:
-    query = request.query
-
-    def number(name: str, least: int) -> int | None:
-        text = query.get(name, "")
-        if not text:
-            return None
-        try:
-            found = int(text)
-        except ValueError:
-            raise bad_request(f"{name}: {text!r} is not an integer") from None
-        if found < least:
-            raise StatusError(
-                422, "Invalid", f"{name}: Invalid value: {found}: must be greater than or equal to {least}"
-            )
-        return found
-
+def _options(request: Request, pod: str) -> LogOptions:
+    numbers = {name: number(request, name) for name in _LEAST}
+    faults = [
+        invalid(name, value, f"must be greater than or equal to {_LEAST[name]}")
+        for name, value in numbers.items()
+        if value is not None and value < _LEAST[name]
+    ]
+    if faults:
+        raise invalid_object("PodLogOptions", "", pod, *faults)
     since = 0.0
-    if (seconds := number("sinceSeconds", 1)) is not None:
+    if (seconds := numbers["sinceSeconds"]) is not None:
         since = time.time() - seconds
-    elif at := query.get("sinceTime"):
+    elif at := request.query.get("sinceTime"):
         try:
             since = dt.datetime.fromisoformat(at).timestamp()
         except ValueError:
             raise bad_request(f"sinceTime: {at!r} is not a time in RFC 3339") from None
-    flags = {name: query.get(name) in {"true", "1"} for name in ("follow", "previous", "timestamps")}
-    return LogOptions(**flags, tail=number("tailLines", 0), since=since, limit=number("limitBytes", 1))
+    flags = {name: flag(request, name) for name in ("follow", "previous", "timestamps")}
+    return LogOptions(**flags, tail=numbers["tailLines"], since=since, limit=numbers["limitBytes"])
 
 
 def _container(pod: JSON, requested: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dra_kubeletplugin.base.json_types import JSON
 
@@ -116,19 +116,13 @@ def aggregate(storage: Storage) -> None:
             selectors = (role.get("aggregationRule") or {}).get("clusterRoleSelectors")
             if selectors is None:
                 continue
-            parts = [r for n, r in sorted(roles.items()) if n != name and _selected(selectors, r)]
-            rules = _distinct(rule for part in parts for rule in part.get("rules") or ())
+            others = (r for n, r in sorted(roles.items()) if n != name)
+            parts = [r for r in others if any(selected(r["metadata"].get("labels") or {}, s) for s in selectors)]
+            by_text = {json.dumps(r, sort_keys=True): r for part in parts for r in part.get("rules") or ()}
+            rules = list(by_text.values())
             if rules != (role.get("rules") or []):
                 roles[name] = storage.put(CLUSTER_ROLES, {**role, "rules": rules})
                 changed = True
-
-
-def _selected(selectors: Iterable[JSON], role: JSON) -> bool:
-    return any(selected(role["metadata"].get("labels") or {}, s) for s in selectors)
-
-
-def _distinct(rules: Iterable[Rule]) -> list[Rule]:
-    return list({json.dumps(rule, sort_keys=True): rule for rule in rules}.values())
 
 
 # --- privilege escalation ---------------------------------------------------------------------------

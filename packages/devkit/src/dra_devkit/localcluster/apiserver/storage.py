@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -249,15 +250,9 @@ class Storage:
     def cut_watches(self) -> None:
         self.cut += 1
         for stored_kind in self._kinds.values():
-            for watcher in self._watchers(stored_kind):
+            narrow = (group for by_value in stored_kind.narrow.values() for group in by_value.values())
+            for watcher in itertools.chain(stored_kind.watchers, *narrow):
                 watcher.end()
-
-    @staticmethod
-    def _watchers(stored_kind: _StoredKind) -> Iterator[Watch]:
-        yield from stored_kind.watchers
-        for by_value in stored_kind.narrow.values():
-            for watchers in by_value.values():
-                yield from watchers
 
     @contextlib.contextmanager
     def watch(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
-from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server
+from tests.helpers.api_server import ApiCaller, ApiResponse
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -23,12 +22,6 @@ ON_SLICES = {
     "resources": ["resourceslices"],
 }
 ON_MAPS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["configmaps"]}
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 async def enforce(

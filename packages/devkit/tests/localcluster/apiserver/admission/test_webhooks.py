@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response
 from dra_kubeletplugin.base.json_types import JSON
-from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server
+from tests.helpers.api_server import ApiCaller, ApiResponse
 from tests.helpers.certificates import authority, server_side, signed
 
 GROUP = "/apis/admissionregistration.k8s.io/v1"
@@ -68,12 +68,6 @@ class Hook:
 def patch(*operations: JSON) -> JSON:
     encoded = base64.b64encode(json.dumps(operations).encode()).decode()
     return {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 @pytest.fixture

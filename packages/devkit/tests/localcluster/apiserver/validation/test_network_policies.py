@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from dra_kubeletplugin.base.json_types import JSON
-from tests.helpers.api_server import ApiCaller, running_api_server
+from tests.helpers.api_server import ApiCaller
 
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 BLOCK = {"cidr": "10.0.0.0/8"}
-
-
-@pytest.fixture
-async def curl() -> AsyncIterator[ApiCaller]:
-    async with running_api_server() as curl:
-        yield curl
 
 
 def policy(**spec: Any) -> JSON:

@@ -41,11 +41,12 @@ class AdmissionChain:
 class Admission:
     """The admission of one request. ``warnings`` contains the warnings for the headers of the response."""
 
-    def __init__(self, chain: AdmissionChain, request: Request, user: User) -> None:
+    def __init__(self, chain: AdmissionChain, request: Request, user: User, *, is_admitted: bool = False) -> None:
         self.user, self.access = user, chain.access
         self.warnings: list[str] = []
         self._chain = chain
         self._request = request
+        self._is_admitted = is_admitted
 
     async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
         """Calls all mutating webhooks that match, and returns the changed object. Without a match, returns ``obj``.
@@ -53,7 +54,7 @@ class Admission:
         Raises:
             StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
         """
-        if not self._chain.webhooks.any_mutating:
+        if self._is_admitted or not self._chain.webhooks.any_mutating:
             return obj
         attributes = self._attributes(UPDATE if old is not None else CREATE, target, obj, old)
         changed = await self._chain.webhooks.mutate(
@@ -81,7 +82,7 @@ class Admission:
         Raises:
             StatusError: A policy or webhook rejected the request.
         """
-        if not self._chain.webhooks.any_validating and not self._chain.policies.any:
+        if self._is_admitted or not (self._chain.webhooks.any_validating or self._chain.policies.any):
             return
         operation = operation or (DELETE if obj is None else CREATE if old is None else UPDATE)
         attributes = self._attributes(operation, target, obj, old, kind, options)
@@ -110,15 +111,7 @@ class Admission:
 
     def accept_all(self) -> Admission:
         """Returns an admission that accepts every write, for a further write of a request that was already admitted."""
-        return _AcceptAll(self._chain, self._request, self.user)
-
-
-class _AcceptAll(Admission):
-    async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
-        return obj
-
-    async def validate(self, *_: Any, **__: Any) -> None:
-        return
+        return Admission(self._chain, self._request, self.user, is_admitted=True)
 
 
 def _with_patched_object(features: Features, view: View, patched: Any) -> Attributes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....kubernetes_releases import Features
+from ..custom_rules import RULES, nodes
 from ..kinds import ServedKind
 
 _SERVICE = (
@@ -39,20 +40,9 @@ def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> It
         yield _AUDIT
     if kind.storage == "customresourcedefinitions.apiextensions.k8s.io":
         spec = obj.get("spec") or {}
-        if any(_LOOPS.search(str(rule.get("rule") or "")) for rule in _rules(spec.get("versions"))):
+        schemas = [(v.get("schema") or {}).get("openAPIV3Schema") or {} for v in spec.get("versions") or ()]
+        rules = [r for schema in schemas for node, *_ in nodes(schema, "") for r in node.get(RULES) or ()]
+        if any(_LOOPS.search(str(rule.get("rule") or "")) for rule in rules):
             yield _COST
         if (spec.get("conversion") or {}).get("strategy") == "Webhook":
             yield _CONVERSION
-
-
-def _rules(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields every validation rule within a schema."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key == "x-kubernetes-validations" and isinstance(inner, list):
-                yield from inner
-            else:
-                yield from _rules(inner)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _rules(item)
