@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_devkit.localcluster.apiserver.admission.conditions import Condition, holds
+from dra_devkit.localcluster.apiserver.admission.conditions import holds
 from dra_devkit.scheduling import cel
 from dra_devkit.scheduling.allocator.faults import AllocationError, AllocationTimeout
 from dra_devkit.scheduling.cel.expressions import (
@@ -329,6 +329,6 @@ def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
     budget = Budget()
     costly.evaluate({}, budget)
     affordable = MATCH_CONDITIONS_BUDGET // (Budget().remaining - budget.remaining)
-    assert holds([Condition(str(i), costly) for i in range(affordable)], {})
+    assert holds({str(i): costly for i in range(affordable)}, {})
     with pytest.raises(cel.CelError, match="running out of cost budget"):
-        holds([Condition(str(i), costly) for i in range(affordable + 1)], {})
+        holds({str(i): costly for i in range(affordable + 1)}, {})
