@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dra_kubeletplugin.base.yaml import is_text
 from dra_kubeletplugin.host import sysfs
 from dra_kubeletplugin.host.machine import Host
 from dra_kubeletplugin.host.pci import PciFunction
@@ -18,17 +19,6 @@ from .model import SPEEDS, WIDTHS, Content, HostDescription
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
 # No driver creates buses, and a described host creates the devices of vfio-pci itself.
 _NOT_DESCRIBED = {"pci_bus", "vfio-dev"}
-_YAML_WORDS = {
-    "null",
-    "true",
-    "false",
-    "yes",
-    "no",
-    "on",
-    "off",
-    "y",
-    "n",
-}  # YAML reads these keys as other values than text
 _RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class devices
 
 
@@ -211,7 +201,7 @@ def _flow(value: Any, key: str = "") -> str:
 
 
 def _key(key: Any) -> str:
-    plain = isinstance(key, int) or (str(key).isidentifier() and key.lower() not in _YAML_WORDS)
+    plain = isinstance(key, int) or (str(key).isidentifier() and is_text(key))
     return str(key) if plain else _quoted(key)
 
 

@@ -12,10 +12,10 @@ import socket
 import ssl
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from dra_kubeletplugin.base.json_types import JSON
@@ -42,8 +42,10 @@ from .runtime.simulated import SimulatedRuntime
 from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
-_POLL_INTERVAL = 0.01  # seconds between two checks of :meth:`LocalCluster.wait`
+_SHORTEST_PAUSE = 0.005  # seconds between the first two checks of :func:`wait_until`
+_FIRST_CHECK = 10.0  # minimum time limit of the first check in seconds, so that an error can report its result
 _WAIT_TIMEOUT = 60.0  # default timeout of a wait in seconds; long, because the machine may be busy
+T = TypeVar("T")
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
@@ -284,19 +286,8 @@ class LocalCluster:
         return await self.apply(*(m.value for m in objects([path])))
 
     async def wait(self, what: str, check: Any, timeout: float = _WAIT_TIMEOUT) -> Any:
-        """Waits until ``await check()`` returns a true value, and returns that value.
-
-        Raises:
-            TimeoutError: there was no true value within ``timeout`` seconds. The text contains ``what``.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    if found := await check():
-                        return found
-                    await asyncio.sleep(_POLL_INTERVAL)
-        except TimeoutError:
-            raise TimeoutError(f"waited {timeout:g}s for {what}") from None
+        """Waits as :func:`wait_until`."""
+        return await wait_until(what, check, timeout, 0.01)
 
     async def pod(self, name: str, namespace: str = "default") -> JSON | None:
         try:
@@ -376,6 +367,27 @@ class LocalCluster:
             yield
         finally:
             self.api.injected_faults.down = False
+
+
+async def wait_until(what: str, check: Callable[[], Awaitable[T | None]], timeout: float, longest_pause: float) -> T:
+    """Waits until ``await check()`` returns a true value, and returns that value.
+
+    Raises:
+        TimeoutError: there was no true value within ``timeout`` seconds. The text contains ``what``.
+    """
+    __tracebackhide__ = True
+    end, pause = asyncio.get_running_loop().time() + timeout, _SHORTEST_PAUSE
+    try:
+        async with asyncio.timeout(max(timeout, _FIRST_CHECK)) as limit:
+            found = await check()
+            limit.reschedule(end)
+            while not found:
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, longest_pause)
+                found = await check()
+            return found
+    except TimeoutError:
+        raise TimeoutError(f"waited {timeout:g} s for {what}") from None
 
 
 def _remove(folder: Path, owner: int) -> None:

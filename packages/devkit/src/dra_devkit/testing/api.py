@@ -15,7 +15,7 @@ from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.resourceapi.conversion import GROUP
 
-from ..localcluster.cluster import LocalCluster, resource_of
+from ..localcluster.cluster import LocalCluster, resource_of, wait_until
 from ..yaml.manifests import objects
 from .events import (
     Event,
@@ -35,11 +35,9 @@ TIMEOUT = 60.0  # seconds until a wait fails; long, because a test machine may b
 PROGRESS_TIMEOUT = 2.0
 """Seconds without a change after which a wait fails, if the pod is unschedulable or its claims cannot be prepared."""
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
-_PAUSES = (0.005, 0.1)  # seconds between checks: the first pause, the longest pause
-_FIRST_CHECK = 10.0  # minimum time limit of the first check in seconds, so that an error can report its result
-_MAX_COUNTED = (
-    0.2  # maximum seconds that one check adds to the waiting time: while the machine is suspended, nothing can change
-)
+_LONGEST_PAUSE = 0.1  # seconds between two checks
+# Maximum seconds that one check adds to the waiting time: while the machine is suspended, nothing can change.
+_MAX_COUNTED = 0.2
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
@@ -153,19 +151,7 @@ class AsyncApi:
         Raises ``TimeoutError`` after ``timeout`` seconds.
         """
         __tracebackhide__ = True
-        pause, longest = _PAUSES
-        end = asyncio.get_running_loop().time() + timeout
-        try:
-            async with asyncio.timeout(max(timeout, _FIRST_CHECK)) as limit:
-                found = await check()
-                limit.reschedule(end)
-                while not found:
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 1.5, longest)
-                    found = await check()
-                return found
-        except TimeoutError:
-            raise TimeoutError(f"waited {timeout:g} s for {what}") from None
+        return await wait_until(what, check, timeout, _LONGEST_PAUSE)
 
     async def wait_published(
         self, driver: str, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT

@@ -56,19 +56,6 @@ _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
 
 
-_MARKER_FIELDS = (
-    "driver",
-    "host",
-    "nodes",
-    "timers",
-    "options",
-    "environment",
-    "process",
-    "kubernetes",
-    "feature_gates",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _TestConfig:
     """The configuration of one test from its markers and the ini file. The nearest marker wins."""
@@ -106,6 +93,10 @@ class _TestConfig:
         own["host"] = None if host == _THIS_MACHINE else host
         own["kubernetes"] = own.get("kubernetes") or config.getoption("kubernetes")
         return cls(**own, settings=settings, base_folder=base_folder, origins=origins)
+
+
+_DERIVED = {"settings", "base_folder", "origins"}
+_MARKER_FIELDS = [f.name for f in dataclasses.fields(_TestConfig) if f.name not in _DERIVED]
 
 
 def _check_names(arguments: Collection[str]) -> None:
@@ -183,8 +174,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "dra(driver, host, nodes, timers, options, environment, process, kubernetes, feature_gates, **settings): "
-        "the driver and the cluster of a test",
+        f"dra({', '.join(_MARKER_FIELDS)}, **settings): the driver and the cluster of a test",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from dra_devkit.localcluster.child_reaper import Guard
+from dra_devkit.localcluster.runtime.images import make_busybox
 from tests.helpers.command_lines import command_lines_with
 from tests.helpers.dev_process import GPU, ROOT
 from tests.helpers.gpu_objects import CLASS, TEMPLATE, pod
@@ -150,9 +151,13 @@ def test_a_cluster_killed_at_any_step_leaves_nothing_and_restarts_from_its_state
 def test_containers_end_after_their_cluster_is_killed_at_any_step(short_folder: Path) -> None:
     manifests = [CLASS, TEMPLATE, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always")]
     (short_folder / "a.json").write_text("\n---\n".join(map(json.dumps, manifests)))
+    image = make_busybox(
+        short_folder / "image"
+    )  # made here, because making it starts a process in the first start only
     steps = kill_at_every_step(
-        short_folder / "s", "subprocess.Popen", "--containers", "--apply", str(short_folder / "a.json")
-    )
+        short_folder / "s", "subprocess.Popen", "--containers", "--image", f"*={image}",
+        "--apply", str(short_folder / "a.json"),
+    )  # fmt: skip
     assert [f for f in steps if f["leftovers"]] == []
     assert any("unshare" in f["at"] for f in steps)
 

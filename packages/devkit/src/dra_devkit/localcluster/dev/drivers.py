@@ -28,9 +28,8 @@ _STEADY = 60.0
 _POLL_INTERVAL = 0.05  # seconds between two checks for readiness
 # The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own error code.
 _CODE = re.compile(r" \[DRA-E\d+\]$")
-_USER_ERROR = (
-    2  # exit code of a driver after errors that the user must correct; it prints them in lines that begin with "dra: "
-)
+# Exit code of a driver after errors that the user must correct. It prints them in lines that begin with "dra: ".
+_USER_ERROR = 2
 _OUTPUT_TIMEOUT = 1.0  # seconds to wait for the rest of an ended process's output
 STOP = 30.0  # seconds from SIGTERM to SIGKILL
 

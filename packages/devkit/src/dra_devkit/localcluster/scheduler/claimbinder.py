@@ -92,8 +92,8 @@ class ClaimBinder:
         for attempt in range(_MAX_ATTEMPTS):
             try:
                 if attempt:
-                    meta = claim["metadata"]
-                    claim = await self._reload(meta["name"], meta["namespace"], name)
+                    with _explained(f"get updated claim {name} after conflict"):
+                        claim = await self.client.get(CLAIMS, claim["metadata"]["name"], claim["metadata"]["namespace"])
                 if claim["metadata"].get("deletionTimestamp"):
                     raise SchedulerError(f"claim {name} got deleted in the meantime")
                 if allocation is None and pod_groups.is_group(consumer) and _is_reserved(claim, consumer):
@@ -113,12 +113,6 @@ class ClaimBinder:
             except _Conflict as e:
                 conflict = str(e)
         raise SchedulerError(conflict)
-
-    async def _reload(self, name: str, namespace: str, full_name: str) -> JSON:
-        try:
-            return await self.client.get(CLAIMS, name, namespace)
-        except ApiError as e:
-            raise SchedulerError(f"get updated claim {full_name} after conflict: {server_message(e)}") from None
 
     async def _with_finalizer(self, claim: JSON, name: str) -> JSON:
         """Adds the finalizer that keeps an allocated claim until it is deallocated."""
@@ -141,29 +135,24 @@ class ClaimBinder:
         """Creates the claim for a pod's extended resources."""
         meta = {k: v for k, v in draft["metadata"].items() if k not in {"name", "uid"}}
         body = {k: v for k, v in draft.items() if k != "status"} | {"metadata": meta}
-        try:
+        with _explained(f"create claim for extended resources {pod.namespace}/{draft['metadata']['name']}"):
             made = await self.client.create(CLAIMS, body, pod.namespace)
-        except ApiError as e:
-            where = f"{pod.namespace}/{draft['metadata']['name']}"
-            raise SchedulerError(f"create claim for extended resources {where}: {server_message(e)}") from None
         self.store.created(made)
         return made
 
     async def map_requests(self, pod: PodInfo, claim: JSON, mappings: list[JSON]) -> None:
         status = {"requestMappings": mappings, "resourceClaimName": claim["metadata"]["name"]}
-        patch = {"metadata": {"uid": pod.uid}, "status": {"extendedResourceClaimStatus": status}}
-        try:
-            await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
-        except ApiError as e:
-            raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {server_message(e)}") from None
+        with _explained(f"update pod {pod.key} ExtendedResourceClaimStatus"):
+            await self._patch_status(pod, {"extendedResourceClaimStatus": status})
 
     async def write_node_resources(self, pod: PodInfo, entries: list[JSON]) -> None:
         """Writes what the pod's claims use of its node, before the kubelet admits the pod."""
-        patch = {"metadata": {"uid": pod.uid}, "status": {OF_CLAIMS: entries}}
-        try:
-            await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
-        except ApiError as e:
-            raise SchedulerError(f"update pod {pod.key} {OF_CLAIMS}: {server_message(e)}") from None
+        with _explained(f"update pod {pod.key} {OF_CLAIMS}"):
+            await self._patch_status(pod, {OF_CLAIMS: entries})
+
+    async def _patch_status(self, pod: PodInfo, status: JSON) -> None:
+        patch = {"metadata": {"uid": pod.uid}, "status": status}
+        await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
 
     async def unreserve(self, claim: JSON, consumer: JSON) -> None:
         meta = claim["metadata"]
@@ -364,6 +353,14 @@ class PodBinding:
 
 def _is_reserved(claim: JSON, consumer: JSON) -> bool:
     return any(r["uid"] == consumer["uid"] for r in reserved_for(claim))
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as e:
+        raise SchedulerError(f"{what}: {server_message(e)}") from None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ MAX_NAME = 32
 """The maximum number of characters. It is low because names of objects begin with this name: see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _PCI_ID = re.compile(r"(0x)?([0-9a-f]{4})")
-_YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 # Names of modules and distributions that conflict with a new package of the same name: our packages, their dependencies, and the tools
 # that test, check and build a driver. The list is fixed, because `dra new` may run where few of them are installed.
 _RESERVED = {
@@ -158,7 +157,7 @@ def _conflict(name: str) -> str:
     module = module_of(name)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _RESERVED:
         return "Python"
-    return "YAML" if name in _YAML else ""
+    return "" if is_text(name) else "YAML"
 
 
 def check_driver_name(text: str) -> str:
