@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.testing import node_with
 from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Pool, Taint
+from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.kube.resource import CLAIMS
@@ -17,7 +19,14 @@ from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
 from dra_kubeletplugin.resourceapi.decoding import read_device
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.node_steps import allocate, prepare_call, ref
-from tests.helpers.publisher import ScriptedApiServer, running_publisher, scripted_api_server
+from tests.helpers.publisher import (
+    ScriptedApiServer,
+    json_response,
+    make_inventory,
+    running_publisher,
+    scripted_api_server,
+)
+from tests.helpers.waiting import wait_until
 
 GROUPED = [
     Device("mig", consumes_counters={"card": {"c": 1}}, compatibility_groups={"card": ["mig"]}),
@@ -154,6 +163,43 @@ async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> 
         device = Device("d", taints=[Taint(key="example.com/note", effect="None")])
         _, specs = await published(server, Pool("node", [device]))
         assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
+
+
+def rejecting(*fields: str) -> Callable[[Request], Response | None]:
+    """Returns a server's response to the first write that names the first device; later writes succeed."""
+    causes = [{"field": f"spec.{field}", "message": "no"} for field in fields]
+    responses = [{"kind": "Status", "reason": "Invalid", "message": "no", "code": 422, "details": {"causes": causes}}]
+
+    def instead(request: Request) -> Response | None:
+        is_write = request.method == "POST" and "dryRun" not in request.query and "resourceslices" in request.path
+        return json_response(responses.pop(), 422) if is_write and responses else None
+
+    return instead
+
+
+async def test_1_34_with_the_gate_has_no_informational_taints_and_the_device_is_published_without_them() -> None:
+    note, worn = Taint(key="example.com/note", effect="None"), Taint(key="example.com/worn")
+    async with scripted_api_server(Features.of("1.34", {"DRADeviceTaints": True})) as server:
+        devices = [Device("noted", taints=[note]), Device("both", taints=[worn, note]), Device("plain")]
+        inventory = await make_inventory(*devices)
+        async with running_publisher(server, inventory) as publisher:
+            await publisher.current()
+            await wait_until(lambda: server.devices() == ["both", "noted", "plain"])
+            status = publisher.status
+        found = devices_of([s["spec"] for s in server.slices()])
+        assert [t["key"] for t in found["both"]["taints"]] == [worn.key]
+        assert "taints" not in found["noted"]
+        assert (status.rejected, status.gates_off, inventory.rejected) == ({}, frozenset(), {})
+
+
+async def test_1_34_withholds_a_device_that_it_rejects_for_another_reason_too() -> None:
+    note = Taint(key="example.com/note", effect="None")
+    async with scripted_api_server(Features.of("1.34", {"DRADeviceTaints": True})) as server:
+        server.instead = rejecting("devices[0].taints[0].effect", "devices[0].attributes[x]")
+        inventory = await make_inventory(Device("noted", taints=[note]), Device("plain"))
+        async with running_publisher(server, inventory):
+            await wait_until(lambda: "noted" in inventory.rejected)
+            assert "attributes[x]" in inventory.rejected["noted"]
 
 
 @pytest.mark.parametrize(

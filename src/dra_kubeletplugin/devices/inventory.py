@@ -30,7 +30,7 @@ from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy
 from .health_report import checked_report, unknown_names, without_invalid_taints
-from .pool_state import DeviceKey, Held, PoolState, rendered_pool, updated_pool
+from .pool_state import DeviceKey, Held, PoolState, Rejection, rendered_pool, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,11 @@ class Inventory:
     # --- responses of the API server -------------------------------------------------------------
 
     async def reject(
-        self, reasons: Mapping[str, str], pool: str | None = None, sent: Mapping[str, Device] | None = None
+        self,
+        reasons: Mapping[str, str],
+        pool: str | None = None,
+        sent: Mapping[str, Device] | None = None,
+        information: Collection[str] = (),
     ) -> None:
         """Stops publishing devices that the API server rejected, until the driver changes them or :meth:`clear_rejections` is called.
 
@@ -174,6 +178,7 @@ class Inventory:
             reasons: the reason for each device, by name.
             pool: the pool's name; by default the node's pool.
             sent: the devices as they were sent. If the driver has changed a device since then, the rejection is ignored.
+            information: the devices of which the API server rejected only informational taints. They are published without these taints.
         """
         async with self._change:
             state = self._state(pool)
@@ -181,7 +186,7 @@ class Inventory:
                 return
             entries = ((state.find(name), printable(reason)) for name, reason in reasons.items())
             rejected = {
-                entry.name: (entry.encoded, reason)
+                entry.name: Rejection(entry.encoded, reason, entry.name in information)
                 for entry, reason in entries
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }

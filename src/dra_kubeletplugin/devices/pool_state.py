@@ -18,6 +18,7 @@ import msgspec
 
 from ..base.json_types import ReadOnlyJSON
 from ..base.telemetry.logs import log_sample
+from ..driver.health import INFORMATIONAL
 from ..errors import DraError, printable
 from ..resourceapi.gated_fields import Gate, is_off, options_without, pool_row, removed_fields, without
 from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
@@ -55,6 +56,18 @@ class DeviceKey(NamedTuple):
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
 
 
+class Rejection(NamedTuple):
+    """A device that the API server rejected. The rejection applies only while the device has this JSON.
+
+    Attributes:
+        of_information: whether the reasons are only the device's informational taints, so that it is published without them.
+    """
+
+    encoded: bytes
+    reason: str
+    of_information: bool = False
+
+
 @dataclass(frozen=True)
 class PoolState:
     """The state of one pool. It is immutable.
@@ -71,8 +84,7 @@ class PoolState:
         unnamed: the faults of items that are no devices or counter sets, or that have no name of their own: place in the driver's list,
             such as ``devices[3]`` → reason.
         health: the health of the present devices that the driver has reported.
-        server_rejections: devices that the API server rejected: name → (rejected JSON, reason). A rejection applies only while the
-            device has this JSON.
+        server_rejections: the API server's rejections by the name of the device.
 
         devices: the devices as they are published, in the driver's order; devices that vanished in use come last.
         counter_sets: the counter sets as they are published.
@@ -93,7 +105,7 @@ class PoolState:
     sets: Mapping[str, CounterSetEntry] = field(default_factory=dict)
     unnamed: Mapping[str, str] = field(default_factory=dict)
     health: Mapping[str, HealthDecision] = field(default_factory=dict)
-    server_rejections: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    server_rejections: Mapping[str, Rejection] = field(default_factory=dict)
 
     devices: Sequence[DeviceEntry] = ()
     counter_sets: Sequence[ReadOnlyJSON] = ()
@@ -150,7 +162,7 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     sets = {name: twice if names[name] > 1 else validate_counter_set(item) for name, item in found_sets.items()}
     sets |= {name: kept for name, kept in kept_sets.items() if name not in sets}
     known = {**gone, **entries}
-    rejections = {n: r for n, r in before.server_rejections.items() if n in known and known[n].encoded == r[0]}
+    rejections = {n: r for n, r in before.server_rejections.items() if n in known and known[n].encoded == r.encoded}
     health = {n: h for n, h in before.health.items() if n in entries}
     unnamed |= unnamed_sets
     return PoolState(
@@ -229,10 +241,15 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], n
         gates = entry.gates.union([Gate.TAINTS] if taints else [], [Gate.PARTITIONS] if state.per_device else [])
         if gates and gates not in samples:
             samples[gates] = _whole(entry, state, taints, reason)
-        if not (taints or reason or state.per_device) and gates.isdisjoint(off):  # published as the driver returned it
+        rejection = _rejection_of(entry, state)
+        if not (taints or reason or state.per_device or rejection) and gates.isdisjoint(
+            off
+        ):  # published as the driver returned it
             devices.append(entry)
             continue
         json = _whole(entry, state, taints, reason)
+        if rejection is not None:
+            json = {**json, "taints": [t for t in json.get("taints") or () if t["effect"] != INFORMATIONAL]}
         published = without(json, off)
         if isinstance(published, str):
             rejected[name] = published
@@ -261,8 +278,13 @@ def _fault_of(entry: DeviceEntry, state: PoolState, *, seek: bool) -> str:
         return entry.fault
     if entry.consumed and (fault := counters_fault(entry, state.sets, seek=seek)):
         return fault
-    rejected_json, reason = state.server_rejections.get(entry.name, (b"", ""))
-    return f"rejected by the API server: {reason}" if reason and rejected_json == entry.encoded else ""
+    rejection = _rejection_of(entry, state)
+    return f"rejected by the API server: {rejection.reason}" if rejection and not rejection.of_information else ""
+
+
+def _rejection_of(entry: DeviceEntry, state: PoolState) -> Rejection | None:
+    found = state.server_rejections.get(entry.name)
+    return found if found is not None and found.encoded == entry.encoded else None
 
 
 def _added(entry: DeviceEntry, state: PoolState, policy: HealthPolicy) -> tuple[Sequence[ReadOnlyJSON], str]:

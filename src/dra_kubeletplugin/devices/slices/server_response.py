@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...base.json_types import JSON
+from ...driver.health import INFORMATIONAL
 from ...errors import ApiError
 from ...kube import Resource
 from ...kube.errors import BadRequestError, InvalidError
@@ -46,17 +47,33 @@ def dropped_by_server(sent: Any, stored: Any, path: str = "spec") -> set[str]:
 
 def rejected_devices(e: ApiError, obj: JSON) -> dict[str, str]:
     """Returns the devices of a slice that an error names, each with the reason; empty if the error names no device."""
+    out: dict[str, str] = {}
+    for device, field, message in _causes(e, obj):
+        name, reason = device["name"], f"{field}: {message}"
+        out[name] = f"{out[name]}; {reason}" if name in out else reason
+    return out
+
+
+def with_rejected_information(e: ApiError, obj: JSON) -> set[str]:
+    """Returns the devices that an error names only because of informational taints: Kubernetes 1.34 does not have their effect."""
+    named: dict[str, bool] = {}
+    for device, field, _ in _causes(e, obj):
+        match = re.fullmatch(r"taints\[(\d{1,2})\]\.effect", field)
+        taints = device.get("taints") or []
+        of_information = match and int(match[1]) < len(taints) and taints[int(match[1])]["effect"] == INFORMATIONAL
+        named[device["name"]] = bool(of_information) and named.get(device["name"], True)
+    return {name for name, only_information in named.items() if only_information}
+
+
+def _causes(e: ApiError, obj: JSON) -> Iterator[tuple[JSON, str, object]]:
+    """Yields each cause of an error about a device of a slice: the device, the path within the device, and the message."""
     if not isinstance(e, REJECTIONS):
-        return {}
+        return
     details = e.details.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None
     devices = obj["spec"].get("devices") or []
-    out: dict[str, str] = {}
     for cause in causes if isinstance(causes, list) else []:
         field = cause.get("field") if isinstance(cause, dict) else None
         match = re.match(r"spec\.devices\[(\d{1,4})\]", field) if isinstance(field, str) else None
         if match and isinstance(field, str) and int(match[1]) < len(devices):
-            name = devices[int(match[1])]["name"]
-            reason = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
-            out[name] = f"{out[name]}; {reason}" if name in out else reason
-    return out
+            yield devices[int(match[1])], field[match.end() :].lstrip("."), cause.get("message")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ...base.json_types import JSON
+from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
 from ...base.threads import in_own_thread
@@ -28,7 +29,14 @@ from .leadership import Leadership
 from .pack import WantedSlice, assign_existing, pack
 from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
-from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
+from .server_response import (
+    REJECTIONS,
+    as_sent,
+    dropped_by_server,
+    in_v1,
+    rejected_devices,
+    with_rejected_information,
+)
 from .slice_objects import CommonSliceFields, ExistingSlice, digest, existing_slice
 
 log = logging.getLogger(__name__)
@@ -276,7 +284,13 @@ class Syncer:
                 )
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
-                    await self._inventory.reject(reasons, common.pool, {d.name: d.device for d in content.devices})
+                    information = with_rejected_information(e, obj)
+                    text = (
+                        "the API server rejects the effect None: devices are published without informational taints: %s"
+                    )
+                    log_sample(log, logging.WARNING, text, sorted(information))
+                    devices = {d.name: d.device for d in content.devices}
+                    await self._inventory.reject(reasons, common.pool, devices, information)
                 raise
             self._metrics.inc("slice_writes_total", verb="update" if existing else "create")
             self._check_stored(obj, in_v1(response, resource))
