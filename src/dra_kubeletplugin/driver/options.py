@@ -25,8 +25,7 @@ from dataclasses import Field
 from typing import Any
 
 from ..base.settings import ControllerSettings, Settings, WebhookSettings
-from ..base.settings.loading import values_of
-from ..base.settings.values import as_text
+from ..base.settings.values import as_text, values_of
 from ..base.settings.values import option as setting
 from ..base.text import did_you_mean
 from ..errors import DriverError, SettingsError, printable, shown

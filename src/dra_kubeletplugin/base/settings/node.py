@@ -12,8 +12,18 @@ from typing import Any, ClassVar, Self
 from ...errors import SettingsError
 from ..files import at_home
 from .folders import folder_faults
-from .loading import values_of
-from .values import MAX_DURATION, Audience, OptionFault, duration, one_of, option, read_address, read_count, read_flag
+from .values import (
+    MAX_DURATION,
+    Audience,
+    OptionFault,
+    duration,
+    one_of,
+    option,
+    read_address,
+    read_count,
+    read_flag,
+    values_of,
+)
 
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER_NAME = 63

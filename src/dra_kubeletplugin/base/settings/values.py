@@ -6,8 +6,8 @@ A parser raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, field
 from enum import Enum, Flag, auto
 from typing import Any
 
@@ -57,6 +57,36 @@ def option(
 def duration(env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.NODE) -> Any:
     """Returns a field for a duration in seconds, at least ``least``. This minimum is below useful values, so that tests can be fast."""
     return option(env, default, help, read_seconds, to=to, least=least)
+
+
+def values_of(
+    options: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[OptionFault]]:
+    """Returns the values that are set, by name, and a sentence for each value that cannot be parsed."""
+    values: dict[str, Any] = {}
+    faults: list[OptionFault] = []
+    for f in options:
+        raw = given.get(f.name)
+        source = f.metadata["flag"]
+        if raw is None and environ.get(f.metadata["env"]):
+            raw, source = environ[f.metadata["env"]], f.metadata["env"]
+        if raw is None:
+            continue
+        try:
+            if isinstance(raw, str):
+                _check_utf8(raw)
+            values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
+        except ValueError as e:
+            faults.append(OptionFault.of(source, f.metadata["env"], f"{raw!r} is {e}"))
+    return values, faults
+
+
+def _check_utf8(text: str) -> None:
+    """Raises ``ValueError`` for bytes that are not UTF-8, which the API server, gRPC and the records reject."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid UTF-8") from None
 
 
 def as_text(value: object) -> str:
