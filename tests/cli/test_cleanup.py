@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from tests.helpers.kubeconfigs import config_of, write_config
 
 DRIVER = "d.example.com"
 UID = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
@@ -22,26 +22,9 @@ def arguments(tmp_path: Path) -> list[str]:
     (tmp_path / "plugins" / DRIVER).mkdir(parents=True)
     (tmp_path / "plugins_registry").mkdir()
     ClaimSpecs(tmp_path / "cdi", DRIVER).write(UID, {"kind": "k"})
-    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
-    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
-    config = {
-        "clusters": [cluster],
-        "contexts": [context],
-        "users": [{"name": "u", "user": {}}],
-        "current-context": "c",
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    folders = ["--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi")]
-    return [
-        "cleanup",
-        "--driver-name",
-        DRIVER,
-        "--kubeconfig",
-        str(tmp_path / "config"),
-        "--api-timeout",
-        "1s",
-        *folders,
-    ]
+    config = write_config(tmp_path, config_of({}, server="http://127.0.0.1:9"))
+    options = ["--driver-name", DRIVER, "--kubeconfig", config, "--api-timeout", "1s"]
+    return ["cleanup", *options, "--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi")]
 
 
 @pytest.mark.parametrize("named", [True, False])

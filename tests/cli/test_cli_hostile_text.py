@@ -22,6 +22,7 @@ from dra_kubeletplugin.cli import main
 from packages.tools.tests.objects import TEMPLATE, workload
 from tests.helpers.crash.record_stores import DRIVER, make_record
 from tests.helpers.hostile_text import HOSTILE, HostileServer, assert_clean, cluster, hostile
+from tests.helpers.kubeconfigs import config_of, write_config
 
 
 @pytest.fixture(params=["free text", "everything"])
@@ -33,9 +34,7 @@ def objects(request: pytest.FixtureRequest) -> list[JSON]:
 @pytest.fixture
 def kubeconfig(objects: list[JSON], tmp_path: Path) -> Iterator[str]:
     with HostileServer(objects) as server:
-        file = tmp_path / "kubeconfig"
-        file.write_text(server.kubeconfig())
-        yield str(file)
+        yield write_config(tmp_path, config_of(server=server.url))
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

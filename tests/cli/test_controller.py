@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cli import main
+from tests.helpers.kubeconfigs import config_of, write_config
 
 ROOT = Path(__file__).parents[2]
 FABRIC = str(ROOT / "drivers/fabric_example")
@@ -51,11 +52,8 @@ def test_the_help_lists_only_options_of_a_controller(capsys: pytest.CaptureFixtu
 def test_a_mistake_is_reported_in_one_sentence(
     args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "config"
-    cluster = '{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}'
-    context = '{"name": "c", "context": {"cluster": "c", "user": ""}}'
-    config.write_text(f'{{"clusters": [{cluster}], "contexts": [{context}], "current-context": "c", "users": []}}')
-    code, _, error = dra(capsys, "controller", *(a.replace("{config}", str(config)) for a in args))
+    config = write_config(tmp_path, config_of({}))
+    code, _, error = dra(capsys, "controller", *(a.replace("{config}", config) for a in args))
     assert code == 2, error
     assert message in error
     assert "Traceback" not in error

@@ -148,14 +148,6 @@ class HostileServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def kubeconfig(self) -> str:
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [],
-            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-        }  # fmt: skip
-        return json.dumps(config)
-
     def __enter__(self) -> HostileServer:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()

@@ -30,6 +30,7 @@ from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
 from dra_tools.doctor.redaction import redact_object
 from tests.helpers.hostile_text import HOSTILE, HostileServer, assert_clean, cluster
+from tests.helpers.kubeconfigs import config_of, write_config
 from tests.helpers.raw_server import RawServer, http_response
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -170,11 +171,10 @@ def test_commands_work_with_a_claim_with_deeply_nested_parameters(
     has["spec"]["devices"]["config"][0]["opaque"]["parameters"] = "DEEP"
     deep = '{"a":' * 1700 + "1" + "}" * 1700
     with HostileServer(objects, lambda text: text.replace('"DEEP"', deep)) as server:
-        file, archive = tmp_path / "kubeconfig", tmp_path / "x.tar.gz"
-        file.write_text(server.kubeconfig())
+        archive = tmp_path / "x.tar.gz"
         argv = [str(archive) if w == "FILE" else w for w in words.split()]
         expected = {3} if "doctor" in words else {0, 1}  # the server has no access reviews, so doctor cannot decide
-        assert main([*argv, "--kubeconfig", str(file)]) in expected
+        assert main([*argv, "--kubeconfig", write_config(tmp_path, config_of(server=server.url))]) in expected
         captured = capsys.readouterr()
         assert "RecursionError" not in captured.out + captured.err
         assert HOSTILE not in captured.out

@@ -23,6 +23,7 @@ import pytest
 from dra_devkit.localcluster.child_signals import signal_child
 from tests.helpers.certificates import authority, signed
 from tests.helpers.crash.harness import ROOT
+from tests.helpers.kubeconfigs import config_of, write_config
 from tests.helpers.signals import inherit_signals
 
 pytestmark = pytest.mark.crash
@@ -65,13 +66,10 @@ class PluginProcess:
         for folder in ("plugins", "plugins_registry"):
             (tmp_path / folder).mkdir()
         (tmp_path / "driver.py").write_text(DRIVER + textwrap.indent(textwrap.dedent(driver), "    "))
-        (tmp_path / "kubeconfig").write_text(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
-            "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\nusers: [{name: u, user: {}}]\n"
-        )
+        kubeconfig = write_config(tmp_path, config_of({}, server="http://127.0.0.1:9"), "kubeconfig")
         self.environment = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "POD_UID"}} | {
             "NODE_NAME": "node",
-            "KUBECONFIG": str(tmp_path / "kubeconfig"),
+            "KUBECONFIG": kubeconfig,
             "KUBELET_ROOT": str(tmp_path),
             "CDI_ROOT": str(tmp_path / "cdi"),
             "SHUTDOWN_GRACE_PERIOD": "500ms",
@@ -355,11 +353,9 @@ async def test_inline_keys_of_a_kubeconfig_are_in_no_file_while_a_plugin_runs(tm
     ca = authority(tmp_path)
     user = signed(tmp_path, ca, "user")
     inline = [base64.b64encode(f.read_bytes()).decode() for f in (ca.cert, user.cert, user.key)]
-    (tmp_path / "kubeconfig").write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
-        f"clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:9', certificate-authority-data: {inline[0]}}}}}]\n"
-        f"users: [{{name: u, user: {{client-certificate-data: {inline[1]}, client-key-data: {inline[2]}}}}}]\n"
-    )
+    keys = {"client-certificate-data": inline[1], "client-key-data": inline[2]}
+    cluster = {"server": "https://127.0.0.1:9", "certificate-authority-data": inline[0]}
+    write_config(tmp_path, config_of(keys, **cluster), "kubeconfig")
     process = await p.start("")
     await p.wait_logged("cannot be reached")  # the keys have been loaded, for which they were in a file for a moment
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -19,6 +19,7 @@ import dra_kubeletplugin
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import ended
+from tests.helpers.kubeconfigs import config_of, write_config
 from tests.helpers.signals import inherit_signals
 
 HANGS = """
@@ -86,14 +87,6 @@ spec:
 """
 LOADS = "import time\nfrom pathlib import Path\nPath('works').touch()\ntime.sleep(1000)\n"
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x}]}\n"
-CONFIG = """
-apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "http://127.0.0.1:PORT"}}]
-contexts: [{name: a, context: {cluster: a, user: a}}]
-users: [{name: a, user: {token: x}}]
-current-context: a
-"""
 FILES = {
     "hangs.py": HANGS,
     "loads.py": LOADS,
@@ -134,7 +127,7 @@ def test_a_signal_ends_long_work_at_once_and_leaves_no_output_and_no_files(
         server.settimeout(60)
         for name, text in FILES.items():
             (tmp_path / name).write_text(text)
-        (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
+        write_config(tmp_path, config_of({"token": "x"}, server=f"http://127.0.0.1:{server.getsockname()[1]}"))
         argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
         env = {**os.environ, "TMPDIR": str(temporary)}
         process = start_as_from_a_terminal(argv, tmp_path, env)
