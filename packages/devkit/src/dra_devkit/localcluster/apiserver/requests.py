@@ -37,6 +37,9 @@ class RequestInfo:
         return RequestInfo(self.kind, self.version, self.namespace, name, "")
 
 
+_MISSING = ("pods/resize", "pods/ephemeralcontainers")
+
+
 def parse_path(path: str, registry: Registry) -> RequestInfo:
     """Returns the resource and object that a path refers to. Raises :class:`StatusError` if the server has no such resource."""
     parts = [p for p in path.split("/") if p]
@@ -56,7 +59,8 @@ def parse_path(path: str, registry: Registry) -> RequestInfo:
     name, sub = (*rest[1:3], "", "")[:2]
     tail = "/".join(rest[3:])
     if sub and not (sub == "status" and kind.status) and sub not in kind.subresources:
-        raise no_resource()
+        known = f"{kind.plural}/{sub}"
+        raise no_resource(known if known in _MISSING else "")
     if tail or (name and kind.namespaced and not namespace):
         raise no_resource()
     return RequestInfo(kind, version, namespace, name, sub)

@@ -18,8 +18,10 @@ def bad_request(message: str) -> StatusError:
     return StatusError(400, "BadRequest", message)
 
 
-def no_resource() -> StatusError:
-    return StatusError(404, "NotFound", "the server could not find the requested resource")
+def no_resource(missing: str = "") -> StatusError:
+    """Returns the error for a path that is not served. ``missing`` is a resource that Kubernetes has and the local cluster has not."""
+    more = f": the local cluster does not have {missing}" if missing else ""
+    return StatusError(404, "NotFound", f"the server could not find the requested resource{more}")
 
 
 def not_allowed() -> StatusError:
