@@ -28,6 +28,7 @@ from .shell.driver_options import given_own, load_options, variables
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
+from .shell.open_files import need_files
 from .shell.options import given
 from .shell.signals import MARGIN, StopSignal
 
@@ -97,6 +98,7 @@ def serve(
     for note in misspelt(settings, os.environ, own):
         log.warning("an environment variable is ignored: %s", note)
     settings.check()
+    need_files()
     SSLProtocol.max_size = _TLS_BUFFER
     stop.grace = settings.shutdown_grace_period
     process = build()

@@ -17,6 +17,7 @@ from dra_kubeletplugin.base.telemetry.logs import configure
 from dra_kubeletplugin.base.text import counted
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import print_line, report
+from dra_kubeletplugin.cli.shell.open_files import need_files
 from dra_kubeletplugin.cli.shell.options import given
 from dra_kubeletplugin.cli.shell.signals import SIGNALS
 from dra_kubeletplugin.errors import NotReadyError, SettingsError, describe
@@ -44,6 +45,7 @@ _READY = 60.0  # seconds that a driver may take to become ready
 def dev(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
     plan = planned(args)
+    need_files()
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
     with _locked(plan.state):
         try:
