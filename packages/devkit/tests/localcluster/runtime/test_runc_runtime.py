@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from dra_devkit.localcluster.runtime.cgroups import memory_ran_out
 from dra_devkit.localcluster.runtime.images import Images
 from dra_devkit.localcluster.runtime.interface import (
     ContainerConfig,
@@ -535,25 +534,6 @@ async def test_a_container_with_one_process_killed_for_memory_is_reported_as_oom
     hungry = "(a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000)); exit 0"
     await runtime.start(sandbox(tmp_path), shell(hungry, limits=Limits(memory=32 << 20)))
     assert (await wait_until_exited(runtime)).reason == "OOMKilled"
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "ran_out"),
-    [
-        ("memory/c/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", True),
-        ("memory/c/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
-        ("c/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n", True),
-        ("c/memory.events", "low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\noom_group_kill 2\n", False),
-        ("elsewhere", "oom_kill 1\n", False),
-    ],
-)
-def test_both_versions_of_cgroups_count_processes_killed_for_memory(
-    tmp_path: Path, file: str, text: str, *, ran_out: bool
-) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    assert memory_ran_out("/c", tmp_path) is ran_out
 
 
 async def test_the_spec_of_a_container_contains_its_resource_limits(runtime: RuncRuntime, tmp_path: Path) -> None:
