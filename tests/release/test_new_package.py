@@ -42,10 +42,14 @@ _SOURCES = ":".join(map(str, (ROOT, ROOT / "src", *sorted(ROOT.glob("packages/*/
 
 @pytest.fixture(params=KINDS)
 def package(request: pytest.FixtureRequest, installed: Environment, tmp_path: Path) -> Path:
+    return created(installed, tmp_path, request.param)
+
+
+def created(installed: Environment, tmp_path: Path, kind: str, *more: str) -> Path:
     """Creates a package with the wheel's command, and links its environment to the folder that `make` uses."""
     where = tmp_path / "workspace"
     where.mkdir()
-    run(installed.path("dra"), "new", "acme-fpga", "--kind", request.param, *ID_OPTIONS[request.param], cwd=where)
+    run(installed.path("dra"), "new", "acme-fpga", "--kind", kind, *ID_OPTIONS[kind], *more, cwd=where)
     folder = where / "acme-fpga"
     installed.install(folder)
     (folder / ".venv").symlink_to(installed.folder)
@@ -65,6 +69,13 @@ def test_a_new_package_passes_its_tests_and_lint_and_runs(package: Path) -> None
     assert " passed" in run("make", "test", cwd=package)
     run("make", "lint", f"BIN={package}/.venv/bin", cwd=package, MYPYPATH="src")
     _dev(package)
+
+
+@pytest.mark.timeout(600)
+def test_a_new_package_with_all_features_passes_with_installed_wheels(installed: Environment, tmp_path: Path) -> None:
+    package = created(installed, tmp_path, "pci", "--with", ALL)
+    assert " passed" in run("make", "test", cwd=package)
+    run("make", "lint", f"BIN={package}/.venv/bin", cwd=package, MYPYPATH="src")
 
 
 @pytest.mark.timeout(600)
