@@ -69,6 +69,7 @@ def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"hooks": [Hook(hook_name="createContainer", path="/x", args=["\0"])]}, r"hooks\[0\].args\[0\]"),
         ({"intel_rdt": {"closID": "\ud800"}}, "intelRdt.closID"),
         ({"intel_rdt": {"closId": "c"}}, "unknown field `closId`"),
+        ({"intel_rdt": {"schemata": ("L3:0=f\0",)}}, r"intelRdt.schemata\[0\] .* must not contain a NUL"),
         ({"device_nodes": [DeviceNode(path="/a", gid=-1)]}, r"Expected `int` >= 0 - at `\$.gid`"),
         ({"additional_gids": ["x"]}, r"Expected `int`, got `str` - at `\$.additionalGids\[0\]`"),
     ],

@@ -174,6 +174,7 @@ async def test_invalid_arguments_are_an_error_of_the_driver(node: Node) -> None:
         "Expected `array`, got `str` - at `$.argv`": lambda c: c.start_process("x", "sleep 9"),
         "Expected `str`, got `int` - at `$.argv[1]`": lambda c: c.start_process("x", ["sleep", 7]),
         "- at `key` in `$.env`": lambda c: c.start_process("x", program, env={"A B": "1"}),
+        "env CARD is int: pass text": lambda c: c.start_process("x", program, env={"MODE": "fast", "CARD": 1}),
         "- at `$.cwd`": lambda c: c.start_process("x", program, cwd="here"),
         "Expected `float` > 0.0 - at `$.ready_timeout`": lambda c: c.start_process("x", program, ready_timeout=0),
         "ready is 'file'": lambda c: c.start_process("x", program, ready="file"),
@@ -186,6 +187,28 @@ async def test_invalid_arguments_are_an_error_of_the_driver(node: Node) -> None:
         type(driver).processes = False
         driver.call = lambda c: c.start_process("x", program)
         assert "set processes = True in class Wrong" in await error_of(manager.prepare(node.ref))
+        assert running(UID) == []
+
+
+async def test_arguments_may_be_paths_and_texts_of_subclasses(node: Node) -> None:
+    class Text(str):
+        """As the libraries of some data formats return them."""
+
+    class WithSubclasses(Daemons):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            argv = [Path(sys.executable), "-c", Text("import time; time.sleep(600)")]
+            claim.start_process(Text("x"), argv, env={Text("CARD"): Text("a")}, cwd=Text("/"))
+            return [d.prepared() for d in claim.devices]
+
+    async with node.plugin(WithSubclasses(node.folder)) as manager:
+        await check_success(manager.prepare(node.ref))
+        command = (await step_of(manager))["command"]
+        assert (command["argv"][2], command["env"], command["cwd"]) == (
+            "import time; time.sleep(600)",
+            {"CARD": "a"},
+            "/",
+        )
+        await check_success(manager.unprepare(node.ref))
         assert running(UID) == []
 
 

@@ -16,7 +16,7 @@ _BIND = frozenset({"bind", "rbind"})
 _Unsigned = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _IntelRdt(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+class _IntelRdt(msgspec.Struct, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
     clos_id: str | None = msgspec.field(name="closID", default=None)
     l3_cache_schema: str | None = None
     mem_bw_schema: str | None = None
@@ -26,7 +26,7 @@ class _IntelRdt(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     enable_monitoring: bool | None = None
 
 
-class _Others(msgspec.Struct, rename="camel"):
+class _Others(msgspec.Struct, omit_defaults=True, rename="camel"):
     """The edits that have no class for authors."""
 
     additional_gids: list[_Unsigned] = []
@@ -184,10 +184,7 @@ class ContainerEdits:
         if intel_rdt is not None:
             built["intelRdt"] = dict(intel_rdt)
         self._json = built
-        try:
-            msgspec.convert(built, _Others)
-        except msgspec.ValidationError as e:
-            raise InvalidSpecError(str(e)) from None
+        built |= _others(built)
         _check_text(built, "")
         check_edits(built)
         if intel_rdt is not None:
@@ -215,6 +212,15 @@ class ContainerEdits:
 
     def __repr__(self) -> str:
         return f"ContainerEdits({self._json})"
+
+
+def _others(built: dict[str, Any]) -> dict[str, Any]:
+    """Returns the edits that have no class for authors, in JSON types. Raises :class:`InvalidSpecError` for a value of another type."""
+    try:
+        others: dict[str, Any] = msgspec.to_builtins(msgspec.convert(built, _Others))
+    except (msgspec.ValidationError, TypeError) as e:
+        raise InvalidSpecError(str(e)) from None
+    return others
 
 
 def _constructor_call(cls: type[_Edit]) -> str:

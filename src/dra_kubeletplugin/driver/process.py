@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import DriverError, clip, shown
+from ..errors import DriverError, clip, kind_of, printable, shown
 
 Ready = Callable[[], Awaitable[bool] | bool]
 _Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z")]  # an argument of a program, in a record
@@ -30,13 +30,17 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> ProcessSpec:
-        """Validates the arguments. Paths become text. Raises :class:`DriverError`."""
+        """Validates the arguments. Paths, and texts of subclasses such as enums, become plain text. Raises :class:`DriverError`."""
         call = f"claim.start_process({shown(arguments['name'])})"
         ready = arguments["ready"]
         if ready is not None and not callable(ready):
             raise DriverError(f"{call}: ready is {shown(ready)}, it must be a function that returns True or False")
+        plain = {name: _plain(value) for name, value in arguments.items()}
+        for name, value in plain["env"].items() if isinstance(plain["env"], dict) else ():
+            if not isinstance(value, str):  # the path of msgspec's error would not name the variable
+                raise DriverError(f"{call}: env {printable(name)} is {kind_of(value)}: pass text, or omit the variable")
         try:
-            return msgspec.convert({name: _with_texts(value) for name, value in arguments.items()}, cls)
+            return msgspec.convert(plain, cls)
         except msgspec.ValidationError as e:
             raise DriverError(f"{call}: {clip(e)}") from None
 
@@ -45,7 +49,12 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"claim.start_process({shown(self.name)})"
 
 
-def _with_texts(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_with_texts(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+def _plain(value: Any) -> Any:
+    """Returns paths and texts as plain text: a record cannot have another type."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
