@@ -241,6 +241,18 @@ async def test_a_call_works_during_the_cancellation_of_the_caller() -> None:
     assert len(seen) == 1
 
 
+async def test_a_plain_method_fails_in_time_if_no_thread_can_be_started() -> None:
+    calls = Calls()
+    calls.thread_wait = 0.1
+    before = threading.stack_size(1 << 47)  # more than the address space
+    try:
+        with pytest.raises(DriverFailedError, match="no thread can be started"):
+            async with asyncio.timeout(BOUND):
+                await calls(lambda: "plain")
+    finally:
+        threading.stack_size(before)
+
+
 async def test_when_all_threads_hang_sync_calls_fail_with_the_reason_and_async_calls_work() -> None:
     calls, gate, inside = Calls(threads=2), threading.Event(), threading.Semaphore(0)
 

@@ -131,8 +131,9 @@ class Calls:
 
         def give_up() -> None:
             if self._threads.withdraw(job):
+                error = self._no_thread(running.name)
                 self._end(running)
-                future.set_result(_Outcome(error=self._no_thread(running.name)))
+                future.set_result(_Outcome(error=error))
 
         self._threads.submit(job)
         timer = asyncio.get_running_loop().call_later(self.thread_wait, give_up)
@@ -148,9 +149,12 @@ class Calls:
             timer.cancel()
 
     def _no_thread(self, name: str) -> DriverFailedError:
+        running = self.running()
+        if len(running) == 1:  # only this call
+            return DriverFailedError(f"the driver's {name} cannot be called: no thread can be started")
         return DriverFailedError(
             f"the driver's {name} cannot be called: all {self._threads.limit} threads run methods of the driver that have "
-            f"not returned, {self.running()[0][0]} for the longest time: restart the plugin's pod if they hang"
+            f"not returned, {running[0][0]} for the longest time: restart the plugin's pod if they hang"
         )
 
     def _raise(self, name: str, error: BaseException) -> NoReturn:

@@ -161,6 +161,18 @@ async def test_a_removed_socket_is_reported_and_restored_while_a_call_continues(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_socket_that_is_removed_again_and_again_leaves_few_servers(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    async with running_server(server(path)) as s:
+        for _ in range(5):
+            old_inode = s.inode
+            path.unlink()
+            await wait_until(lambda inode=old_inode: s.inode != inode and not s.fault)
+        listening = [line for line in Path("/proc/net/unix").read_text().splitlines() if str(tmp_path) in line]
+        assert len(listening) == 4
+        assert await name_at(path) == "d.example.com"
+
+
 async def test_a_socket_whose_folder_was_removed_is_a_fault_until_the_folder_is_restored_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,7 @@ from .sockets import MAX_PATH, hidden_name, is_live, lock_of
 
 log = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between checks of the socket file
+_KEPT = 4  # servers: those whose file was removed still finish their calls
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
     # C-core must not close the connection if a future kubelet sends keep-alive pings.
@@ -159,6 +160,8 @@ class UnixServer:
         self._servers.append(server)
         if self._closed:  # stopped meanwhile
             self.unlink()
+        elif len(self._servers) > _KEPT:
+            await self._servers.pop(0).stop(None)
 
     def _check(self) -> None:
         """Raises :class:`SocketError` if the path is a live socket or no socket. A stale socket may be overwritten."""
