@@ -10,6 +10,7 @@ import pytest
     ("package", "module"),
     [
         ("dra_kubeletplugin", "errors"),
+        ("dra_kubeletplugin", "resourceapi"),
         ("dra_devkit.testing", "events"),
         ("dra_tools", "snapshot"),
         ("dra_conformance", "profile"),

@@ -52,6 +52,12 @@ def test_a_misspelt_method_is_refused_with_the_name_that_was_meant(name: str, me
         check(type("Misspelt", (PlainDriver,), {name: lambda self: None}))
 
 
+@pytest.mark.parametrize("value", [("pci", ""), (1,), [("pci", "net")]])
+def test_a_subsystem_without_a_name_is_refused(value: object) -> None:
+    with pytest.raises(DriverError, match=r"Named.subsystems is .*: each must be the name of a subsystem"):
+        check(type("Named", (PlainDriver,), {"subsystems": value}))
+
+
 @pytest.mark.parametrize(
     ("value", "kind"), [(None, "NoneType"), (functools.cache(len), "_lru_cache_wrapper"), (property(len), "property")]
 )

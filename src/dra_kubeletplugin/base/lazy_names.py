@@ -12,10 +12,11 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
 
     The modules themselves are found too, as if they were imported: ``dra_kubeletplugin.errors``.
     """
+    packages = {module.split(".")[1] for module in modules}
     homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def find(name: str) -> object:
-        if f".{name}" in modules:
+        if name in packages:
             return importlib.import_module(f".{name}", package)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

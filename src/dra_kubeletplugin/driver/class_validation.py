@@ -140,6 +140,8 @@ def _check_types(cls: type, rules: Iterable[tuple[str, Any, str]]) -> None:
 def _check_attributes(cls: type[Driver]) -> None:
     """Checks the class attributes that the framework reads."""
     _check_types(cls, _TYPES)
+    if not all(isinstance(name, str) and name for name in cls.subsystems):
+        raise DriverError(f"{cls.__name__}.subsystems is {shown(cls.subsystems)}: each must be the name of a subsystem")
     if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
         raise DriverError(
             f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "

@@ -95,8 +95,8 @@ DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "discovery_timeout"
 
 
 @pytest.mark.parametrize("name", DURATIONS)
-@pytest.mark.parametrize("value", [0.0, 0.05, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_duration_out_of_range_is_rejected(tmp_path: Path, name: str, value: float) -> None:
+@pytest.mark.parametrize("value", [0.0, 0.05, -1.0, float("nan"), float("inf"), 1e9, "30", None])
+def test_a_duration_out_of_range_or_without_a_number_is_rejected(tmp_path: Path, name: str, value: object) -> None:
     faults = valid_settings(tmp_path, **{name: value}).faults()
     assert any(f"--{name.replace('_', '-')} ({name.upper()})" in f for f in faults)
 

@@ -262,13 +262,17 @@ class Settings:
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
         for f in fields(self):
             least, value = f.metadata.get("least"), getattr(self, f.name)
-            if least is not None and not least <= value <= MAX_DURATION:
+            if least is None:
+                continue
+            is_number = isinstance(value, int | float)  # settings of a test may have another type
+            if not is_number or not least <= value <= MAX_DURATION:
                 flag, env = f.metadata["flag"], f.metadata["env"]
-                problem = f"{value:g}s must be at least {least:g}s and at most 30 days"
+                text = f"{value:g}s" if is_number else f"{value!r} is not a number of seconds: it"
+                problem = f"{text} must be at least {least:g}s and at most 30 days"
                 out.append(OptionFault.of(f"{flag} ({env})", env, problem))
-        if self.call_timeout >= 45:
-            problem = "must be below the kubelet's time limit of 45s"
-            out.append(OptionFault.of("--call-timeout (CALL_TIMEOUT)", "CALL_TIMEOUT", problem))
+            elif f.name == "call_timeout" and value >= 45:
+                problem = "must be below the kubelet's time limit of 45s"
+                out.append(OptionFault.of("--call-timeout (CALL_TIMEOUT)", "CALL_TIMEOUT", problem))
         return out
 
     def name_faults(self) -> list[str]:
