@@ -7,9 +7,10 @@ import socket
 from pathlib import Path
 
 from dra_conformance import ConformanceProfile, select_checks
+from dra_conformance.api_server import NODE
 from dra_conformance.attach import AttachedHarness, attach
 from dra_conformance.driver_command import DriverCommand
-from dra_conformance.harness import NODE, harness
+from dra_conformance.harness import Harness
 from dra_conformance.runner import OutcomeStatus
 from dra_kubeletplugin.kube import load_config
 from tests.helpers.conformance.runs import PLAIN, explained
@@ -17,7 +18,8 @@ from tests.helpers.conformance.runs import PLAIN, explained
 
 async def test_only_checks_that_read_run(tmp_path: Path) -> None:
     profile = ConformanceProfile()
-    async with harness(DriverCommand.parse(PLAIN), profile) as node:
+    async with Harness(DriverCommand.parse(PLAIN), profile) as node:
+        await node.start()
         config = load_config(str(node.kubeconfig))
         other_driver = node.plugins / "other.example.com" / "state.json"
         other_driver.parent.mkdir()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dra_conformance import CATALOGUE, ConformanceProfile
+from dra_conformance.api_server import NODE
 from dra_conformance.driver_command import DriverCommand
-from dra_conformance.harness import NODE, harness
+from dra_conformance.harness import Harness
 from dra_kubeletplugin import cli
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from tests.helpers.conformance.runs import PLAIN
@@ -138,7 +139,8 @@ def test_attach_without_an_api_server_names_the_variable(
 async def test_attach_counts_skipped_checks_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with harness(DriverCommand.parse(PLAIN), ConformanceProfile()) as node:
+    async with Harness(DriverCommand.parse(PLAIN), ConformanceProfile()) as node:
+        await node.start()
         monkeypatch.setenv("KUBECONFIG", str(node.kubeconfig))
         words = ["REG-001", "PRE-001", "SLC-003", "--kubelet-root", str(node.kubelet_root), "--node-name", NODE]
         code = await asyncio.to_thread(cli.main, ["conformance", "run", "--attach", *words])

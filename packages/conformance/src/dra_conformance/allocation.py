@@ -21,6 +21,12 @@ _CLASS = "conformance"
 _TIME_LIMIT = 10.0  # seconds
 
 
+def results_of(claim: Mapping[str, Any]) -> list[JSON]:
+    """Returns the allocated devices of a claim."""
+    found: list[JSON] = claim["status"]["allocation"]["devices"]["results"]
+    return found
+
+
 def pools_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[AllocatorPool]:
     """Returns the pools that the slices form on the node."""
 

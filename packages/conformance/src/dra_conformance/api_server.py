@@ -12,17 +12,16 @@ import random
 import ssl
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
 from dra_devkit.localcluster.apiserver.certificate import write as write_certificate
-from dra_devkit.localcluster.apiserver.requests import new_metadata, status_response
+from dra_devkit.localcluster.apiserver.requests import new_metadata, parse_path, status_response
 from dra_devkit.localcluster.apiserver.status_errors import StatusError
-from dra_devkit.localcluster.apiserver.storage import StorageChange, Watch
+from dra_devkit.localcluster.cluster import kubeconfig_of
 from dra_devkit.schemas import protobuf
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.json_types import JSON
@@ -73,50 +72,39 @@ class RecordingApiServer(ApiServer):
         """Starts the server. Returns the path of a kubeconfig for it."""
         await self.start()
         path = self._folder / "kubeconfig"
-        cluster = {"server": self.public_url, "certificate-authority": str(self._certificate[0])}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "conformance",
-            "clusters": [{"name": "conformance", "cluster": cluster}],
-            "contexts": [{"name": "conformance", "context": {"cluster": "conformance", "user": "driver"}}],
-            "users": [{"name": "driver", "user": {"token": self.token}}],
-        }
-        path.write_text(json.dumps(config, indent=2))
+        path.write_text(kubeconfig_of("conformance", self.public_url, self._certificate[0], self.token))
         path.chmod(0o600)
         return path
 
     # --- objects ----------------------------------------------------------------------------------
 
-    def add_node(self, name: str) -> str:
-        """Creates a Node. Returns its UID."""
-        meta = new_metadata({"name": name, "labels": {"kubernetes.io/hostname": name}})
+    def add_node(self) -> None:
+        meta = new_metadata({"name": NODE, "labels": {"kubernetes.io/hostname": NODE}})
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
         self.storage.put(NODES, {"metadata": meta, "spec": {}, "status": {"conditions": [ready]}})
-        return str(meta["uid"])
 
     @property
-    def node_objects(self) -> list[JSON]:
-        return self.storage.list(NODES)
+    def node(self) -> JSON:
+        found = self.storage.get(NODES, "", NODE)
+        assert found
+        return found
 
     def slices(self, driver: str = "") -> list[JSON]:
         return [s for s in self.storage.list(SLICES) if not driver or s["spec"]["driver"] == driver]
 
-    def put_slice(self, obj: JSON) -> JSON:
-        return self.storage.put(SLICES, obj)
-
-    def new_slice(self, name: str, driver: str, node: str) -> JSON:
+    def put_slice(self, name: str, driver: str, node: str) -> None:
         """Creates a slice of one device for another driver or node."""
         pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": [{"name": "foreign"}]}
-        return self.put_slice({"metadata": new_metadata({"name": name}), "spec": spec})
+        self.storage.put(SLICES, {"metadata": new_metadata({"name": name}), "spec": spec})
 
-    def remove_slices(self, driver: str = "") -> int:
-        """Deletes the slices of a driver, or of all drivers, as the kubelet does at its start. Returns their number."""
-        found = self.slices(driver)
-        for obj in found:
-            self.storage.remove(SLICES, "", obj["metadata"]["name"])
-        return len(found)
+    def remove_slice(self, name: str) -> None:
+        self.storage.remove(SLICES, "", name)
+
+    def remove_slices(self, driver: str = "") -> None:
+        """Deletes the slices of a driver, or of all drivers, as the kubelet does at its start."""
+        for obj in self.slices(driver):
+            self.remove_slice(obj["metadata"]["name"])
 
     def put_claim(self, name: str, spec: JSON, status: JSON) -> JSON:
         """Creates a claim. An allocated claim is reserved for a pod, as a kubelet requires before it prepares the claim.
@@ -148,11 +136,20 @@ class RecordingApiServer(ApiServer):
         self.storage.remove(CLAIMS, NAMESPACE, name)
         self.storage.remove(PODS, NAMESPACE, f"{name}-user")
 
-    @contextmanager
-    def slice_changes(self) -> Iterator[Watch]:
-        """Collects every change of a slice inside the context."""
-        with self.storage.watch(SLICES, self.storage.version, lambda _: True) as watch:
-            yield watch
+    @contextlib.asynccontextmanager
+    async def states_of_slices(self, driver: str) -> AsyncIterator[list[list[JSON]]]:
+        """Collects the slices of a driver after each change inside the context. The list is filled at the end of the context."""
+        now = {s["metadata"]["name"]: s for s in self.slices(driver)}
+        states: list[list[JSON]] = []
+        with self.storage.watch(SLICES, self.storage.version, lambda s: s["spec"]["driver"] == driver) as watch:
+            yield states
+            watch.wake()
+            for change in await watch.next():
+                if change.type == "DELETED":
+                    now.pop(change.object["metadata"]["name"], None)
+                else:
+                    now[change.object["metadata"]["name"]] = change.object
+                states.append(list(now.values()))
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -177,7 +174,7 @@ class RecordingApiServer(ApiServer):
     # --- requests ---------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> Response:
-        target = _target(request)
+        target = self._target(request)
         self._count(request)
         if target[2] == "resourceclaims" and (pause := self.slow_claims.get(target[3])):
             self.delayed_claims.add(target[3])
@@ -193,6 +190,21 @@ class RecordingApiServer(ApiServer):
             response = await super()._handle(request)
         self._record(request, target, response)
         return response
+
+    def _target(self, request: Request) -> tuple[str, str, str, str]:
+        """Returns verb, group, resource with subresource, and name of a request; empty texts for other paths."""
+        try:
+            found = parse_path(request.path, self._registry)
+        except StatusError:
+            return "", "", "", ""
+        if request.method == "GET":
+            watches = request.query.get("watch", "") in {"true", "1"}
+            verb = "watch" if watches else "get" if found.name else "list"
+        elif request.method == "DELETE":
+            verb = "delete" if found.name else "deletecollection"
+        else:
+            verb = _VERBS.get(request.method, request.method.lower())
+        return verb, found.kind.group, "/".join(filter(None, (found.kind.plural, found.sub))), found.name
 
     def _failure(self, request: Request, resource: str) -> int | None:
         """Returns the status of the next injected fault if it applies to the request; else None."""
@@ -231,38 +243,6 @@ def _readable(body: bytes) -> str | bytes:
         return json.dumps(protobuf.decode(body))
     except protobuf.WireError:
         return body
-
-
-def _target(request: Request) -> tuple[str, str, str, str]:
-    """Returns verb, group, resource with subresource, and name of a request; empty texts for other paths."""
-    parts = [p for p in request.path.split("/") if p]
-    if parts[:1] == ["api"] and len(parts) > 2:
-        group, rest = "", parts[2:]
-    elif parts[:1] == ["apis"] and len(parts) > 3:
-        group, rest = parts[1], parts[3:]
-    else:
-        return "", "", "", ""
-    if rest[0] == "namespaces" and len(rest) > 2:
-        rest = rest[2:]
-    name = rest[1] if len(rest) > 1 else ""
-    resource = f"{rest[0]}/{rest[2]}" if len(rest) > 2 else rest[0]
-    if request.method == "GET":
-        watches = request.query.get("watch", "") in {"true", "1"}
-        verb = "watch" if watches else "get" if name else "list"
-    elif request.method == "DELETE":
-        verb = "delete" if name else "deletecollection"
-    else:
-        verb = _VERBS.get(request.method, request.method.lower())
-    return verb, group, resource, name
-
-
-def apply_change(slices: dict[str, Mapping[str, Any]], change: StorageChange) -> None:
-    """Applies a change to slices by name."""
-    name = change.object["metadata"]["name"]
-    if change.type == "DELETED":
-        slices.pop(name, None)
-    else:
-        slices[name] = change.object
 
 
 def new_uid() -> str:

@@ -13,7 +13,6 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import NODES
 
-from . import allocation
 from .catalogue import CheckSkipped, ConformanceCheck
 from .driver_command import DriverCommand, DriverNotReady
 from .harness import Harness
@@ -92,7 +91,6 @@ class AttachedHarness(Harness):
                 self._slices = (await client.list(resource, fields=fields))["items"]
             except ApiError as e:
                 raise DriverNotReady(f"the slices of {self.name} on {self._node_name} cannot be read: {e}") from None
-        self.node_uid = self._node["metadata"]["uid"]
 
     def _why_none(self, name: str, registered: Sequence[str]) -> str:
         """Returns why no driver, or more than one, was found, and what to do."""
@@ -118,7 +116,7 @@ class AttachedHarness(Harness):
         return out
 
     def published(self) -> frozenset[tuple[str, str]]:
-        return frozenset((c.id.pool, c.id.device) for c in allocation.candidates_of(self.slices, self.node))
+        return frozenset((c.id.pool, c.id.device) for c in self.devices())
 
 
 async def attach(

@@ -46,13 +46,8 @@ class Checks:
     checks: tuple[ConformanceCheck, ...]
 
 
-_COLORS = {
-    OutcomeStatus.PASSED: "32",
-    OutcomeStatus.FAILED: "1;31",
-    OutcomeStatus.SKIPPED: "33",
-    OutcomeStatus.NOT_APPLICABLE: "33",
-    OutcomeStatus.XFAILED: "33",
-}
+_COLORS = {OutcomeStatus.PASSED: "32", OutcomeStatus.FAILED: "1;31"}
+_OTHER_COLOR = "33"
 
 
 def conformance(args: argparse.Namespace) -> int:
@@ -119,7 +114,9 @@ def _reporter(
     def print_outcome(outcome: CheckOutcome) -> None:
         first, *rest = progress_line(outcome).split("\n")
         mark, space, shown = first.partition(" ")
-        print_line(style.paint(_COLORS[outcome.status], mark) + space + on_one_line(shown), sys.stdout)
+        print_line(
+            style.paint(_COLORS.get(outcome.status, _OTHER_COLOR), mark) + space + on_one_line(shown), sys.stdout
+        )
         for line in [*rest, *(failure_lines(outcome) if outcome.expected else ())]:
             print_line(on_one_line(line), sys.stdout)
 

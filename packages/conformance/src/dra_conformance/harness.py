@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dra_devkit.localcluster.node_reboot import empty
 from dra_kubeletplugin.base.json_types import JSON
 
 from . import allocation
-from .api_server import NAMESPACE, NODE
+from .api_server import NAMESPACE
 from .catalogue import CheckFailed, CheckSkipped, DevicesMissing, expect
 from .driver_command import DriverCommand
 from .kubelet_client import CallResponse, ClaimResponse
 from .profile import ConformanceProfile
-from .surroundings import DriverSurroundings, RunAborted
+from .surroundings import DriverSurroundings
 
 _RETURN = 10.0  # seconds after a check until a driver that publishes must have complete slices again
 REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
+
+
+def expect_prepared(claim: Mapping[str, Any], found: CallResponse) -> ClaimResponse:
+    """Returns the entry for a claim. Raises :class:`CheckFailed` for an error."""
+    entry = found.of(claim)
+    expect(not entry.error, f"NodePrepareResources succeeds for {claim['metadata']['name']}", entry.error)
+    return entry
 
 
 class Harness(DriverSurroundings):
@@ -112,6 +120,24 @@ class Harness(DriverSurroundings):
                 out.append(await self.claim())
         return out
 
+    async def free_claim(self) -> tuple[JSON, JSON]:
+        """Returns spec and status of an allocated claim that does not exist, for claims with other content."""
+        claim = await self.claim()
+        self.release(claim)
+        return claim["spec"], copy.deepcopy(claim["status"])
+
+    async def prepared_claim(self) -> JSON:
+        """Creates a claim and prepares it. Raises :class:`CheckFailed` if that fails, and :class:`CheckSkipped` without a free device."""
+        claim = await self.claim()
+        await self.prepared(claim)
+        return claim
+
+    async def cycle(self) -> None:
+        """Creates, prepares, unprepares and deletes a claim. Raises as :meth:`prepared_claim`."""
+        claim = await self.prepared_claim()
+        await self.unprepared(claim)
+        self.release(claim)
+
     def release(self, claim: Mapping[str, Any]) -> None:
         """Deletes a claim, so that its devices are free for other claims."""
         self.claims.pop(claim["metadata"]["uid"], None)
@@ -119,25 +145,23 @@ class Harness(DriverSurroundings):
 
     async def prepared(self, claim: Mapping[str, Any]) -> ClaimResponse:
         """Prepares a claim. Raises :class:`CheckFailed` if that fails."""
-        found = (await self.plugin.prepare(claim)).of(claim["metadata"]["uid"])
-        expect(not found.error, f"NodePrepareResources succeeds for {claim['metadata']['name']}", found.error)
-        return found
+        return expect_prepared(claim, await self.plugin.prepare(claim))
 
     async def prepare_if_possible(self) -> None:
         """Prepares a claim, because a driver may report only prepared devices. Ignores a failure."""
         with contextlib.suppress(CheckFailed, CheckSkipped):
-            await self.prepared(await self.claim())
+            await self.prepared_claim()
 
     async def unprepared(self, claim: Mapping[str, Any]) -> None:
         """Unprepares a claim. Raises :class:`CheckFailed` if that fails."""
-        found = (await self.plugin.unprepare(claim)).of(claim["metadata"]["uid"])
+        found = (await self.plugin.unprepare(claim)).of(claim)
         expect(not found.error, f"NodeUnprepareResources succeeds for {claim['metadata']['name']}", found.error)
         self.used.pop(claim["metadata"]["uid"], None)
 
     async def prepared_after_retries(self, claim: Mapping[str, Any]) -> ClaimResponse:
         """Prepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
         found = await self._retry(self.plugin.prepare, claim)
-        return found.of(claim["metadata"]["uid"])
+        return found.of(claim)
 
     async def unprepared_after_retries(self, claim: Mapping[str, Any]) -> None:
         """Unprepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
@@ -149,7 +173,7 @@ class Harness(DriverSurroundings):
         end = asyncio.get_running_loop().time() + pace.retry
         while True:
             found: CallResponse = await call(claim, timeout=pace.call)
-            if not (error := found.of(claim["metadata"]["uid"]).error):
+            if not (error := found.of(claim).error):
                 return found
             if asyncio.get_running_loop().time() > end:
                 raise CheckFailed(f"{call.__name__} succeeds, at the latest with a retry after {pace.retry:g} s", error)
@@ -162,10 +186,7 @@ class Harness(DriverSurroundings):
 
         A driver may write specs at its start or when it first prepares a device, and keep these specs for all claims.
         """
-        claim = await self.claim()
-        await self.prepared(claim)
-        await self.unprepared(claim)
-        self.release(claim)
+        await self.cycle()
         return frozenset(self.cdi.names())
 
     async def expect_no_new_spec(self, before: Collection[str]) -> None:
@@ -173,17 +194,3 @@ class Harness(DriverSurroundings):
         await self.until(lambda: not self.cdi.names() - set(before), REMOVAL)
         left = sorted(self.cdi.names() - set(before))
         expect(not left, "no CDI spec of the claim is left", ", ".join(left))
-
-
-@contextlib.asynccontextmanager
-async def harness(command: DriverCommand, profile: ConformanceProfile) -> AsyncIterator[Harness]:
-    """Starts the surroundings and the driver.
-
-    Raises :class:`DriverNotReady`, and :class:`SettingsError` for a command that cannot be expanded.
-    """
-    async with Harness(command, profile) as made:
-        await made.start()
-        yield made
-
-
-__all__ = ["NODE", "Harness", "RunAborted", "harness"]

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import stat
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,14 +56,13 @@ _ERROR = 120  # maximum bytes of a claim's error in a line of the transcript
 
 @dataclass(frozen=True)
 class RegistrationInfo:
-    """The response of a registration socket. ``seconds`` is the duration of the call."""
+    """The response of a registration socket."""
 
     socket: Path
     type: str
     name: str
     endpoint: str
     versions: tuple[str, ...]
-    seconds: float
 
     @property
     def content(self) -> tuple[str, str, str, list[str]]:
@@ -126,11 +125,13 @@ class CallResponse:
         """
         return self.error if self.code in _UNSERVED else ""
 
-    def of(self, uid: str) -> ClaimResponse:
+    def of(self, claim: Mapping[str, Any]) -> ClaimResponse:
         """Returns the entry for a claim. If the call failed, the entry has the error of the call."""
         if self.error:
             return ClaimResponse(self.error)
-        return self.claims.get(uid) or ClaimResponse("the response has no entry for the claim", missing=True)
+        return self.claims.get(claim["metadata"]["uid"]) or ClaimResponse(
+            "the response has no entry for the claim", missing=True
+        )
 
 
 def find_sockets(registry: Path, *, hidden: bool = False) -> list[Path]:
@@ -184,7 +185,7 @@ class RegistrationClient:
         self._transcript.add("gRPC", f"GetInfo {path.name} ({took * 1000:.0f} ms)", "", found)
         versions = tuple(found.supported_versions)
         endpoint = found.endpoint or str(path)  # as the kubelet does
-        return RegistrationInfo(path, found.type, found.name, endpoint, versions, took)
+        return RegistrationInfo(path, found.type, found.name, endpoint, versions)
 
     async def notify(self, path: Path, *, registered: bool, error: str = "") -> None:
         """Calls NotifyRegistrationStatus. Raises ``grpc.aio.AioRpcError``."""
@@ -199,7 +200,7 @@ class PluginConnection:
 
     Args:
         endpoint: the socket on this machine. For a driver in a mount namespace, this differs from the registered path.
-        changed: called before each prepare with its claims, so that they can be unprepared later.
+        used: gets the claims of each prepare by UID, so that they can be unprepared later.
     """
 
     def __init__(
@@ -207,12 +208,12 @@ class PluginConnection:
         info: RegistrationInfo,
         endpoint: Path,
         transcript: Transcript,
-        changed: Callable[[Sequence[Mapping[str, Any]]], None] = lambda claims: None,
+        used: dict[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.info = info
         self.endpoint = endpoint
         self._transcript = transcript
-        self._changed = changed
+        self._used = {} if used is None else used
         self.channel = dial(endpoint)
 
     @property
@@ -226,7 +227,7 @@ class PluginConnection:
     async def prepare(
         self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
     ) -> CallResponse:
-        self._changed(claims)
+        self._used.update({c["metadata"]["uid"]: c for c in claims})
         return await self._call("NodePrepareResources", claims, timeout, version)
 
     async def unprepare(
@@ -276,9 +277,7 @@ class PluginConnection:
 
 def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> str:
     """Returns the result of a call for the transcript: ok, or the first error of a claim."""
-    errors = [
-        f"{m['name']}: {error}" for m in (c["metadata"] for c in claims) if (error := response.of(m["uid"]).error)
-    ]
+    errors = [f"{c['metadata']['name']}: {error}" for c in claims if (error := response.of(c).error)]
     if not errors:
         return "ok"
     return f"error for {clip(' '.join(errors[0].split()), _ERROR)}"

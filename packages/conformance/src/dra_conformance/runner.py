@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -25,8 +24,9 @@ from .catalogue import (
     Requirement,
 )
 from .driver_command import DriverCommand, DriverNotReady
-from .harness import Harness, RunAborted
+from .harness import Harness
 from .profile import ConformanceProfile
+from .surroundings import RunAborted
 from .transcript import TranscriptEntry
 
 
@@ -176,9 +176,8 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
     harness.facts["figures"] = []
     difference: CheckFailed | None = None
     try:
-        with _failures_of_the_driver():
-            async with harness.limited(check.limit):
-                await FUNCTIONS[check.id](harness)
+        async with harness.limited(check.limit):
+            await FUNCTIONS[check.id](harness)
     except CheckSkipped as e:
         if isinstance(e, DevicesMissing):
             harness.facts["devices missing"] = str(e)
@@ -187,6 +186,8 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
         return CheckOutcome(check, status, round(time.monotonic() - began, 3), reason=str(e))
     except TimeoutError:
         difference = CheckFailed(f"the check ends within {check.limit:g} s", "no end: the driver hangs or is too slow")
+    except DriverNotReady as e:
+        difference = CheckFailed("the driver starts and registers", str(e))
     except CheckFailed as e:
         difference = e
     except (RunAborted, SettingsError):
@@ -206,15 +207,6 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
     reason = harness.profile.xfail.get(check.id, "")
     status = OutcomeStatus.XFAILED if reason else OutcomeStatus.FAILED
     return CheckOutcome(check, status, took, difference.expected, difference.got, reason, figures, transcript, output)
-
-
-@contextlib.contextmanager
-def _failures_of_the_driver() -> Iterator[None]:
-    """Raises :class:`CheckFailed` if the driver does not start during a check."""
-    try:
-        yield
-    except DriverNotReady as e:
-        raise CheckFailed("the driver starts and registers", str(e)) from None
 
 
 async def _clean_up(harness: Harness, *, failed: bool) -> None:

@@ -91,7 +91,7 @@ class DriverSurroundings:
             api_folder.mkdir(mode=0o700)
             self.api = RecordingApiServer(api_folder, self.transcript)
             self.kubeconfig = await self.api.serve()
-            self.node_uid = self.api.add_node(NODE)
+            self.api.add_node()
             self._guard = await Guard.start(_REAP)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -118,7 +118,7 @@ class DriverSurroundings:
 
     @property
     def node(self) -> JSON:
-        return next(n for n in self.api.node_objects if n["metadata"]["name"] == NODE)
+        return self.api.node
 
     # --- the driver's process ---------------------------------------------------------------------
 
@@ -200,15 +200,12 @@ class DriverSurroundings:
             raise DriverNotReady(f"the driver registered as {info.name!r}, but the profile names {self.profile.name!r}")
         with contextlib.suppress(grpc.aio.AioRpcError):  # a kubelet ignores this error too
             await self.registration.notify(info.socket, registered=True)
-        self.plugin = PluginConnection(info, self.path_of(info.endpoint), self.transcript, self._remember)
+        self.plugin = PluginConnection(info, self.path_of(info.endpoint), self.transcript, self.used)
         self._connections.append(self.plugin)
         if endpoint and not await self.until_ready(lambda: listens(self.plugin.endpoint)):
             after = f"{self.profile.ready_timeout:g} s after the registration"
             fault = f"no process listens at the endpoint {info.endpoint!r} of GetInfo {after}"
             raise DriverNotReady(f"{fault}; the last output of the driver:\n{self.driver.last_lines}")
-
-    def _remember(self, claims: Sequence[Mapping[str, Any]]) -> None:
-        self.used.update({c["metadata"]["uid"]: c for c in claims})
 
     async def _wait_registered(self, old: Sequence[Path]) -> RegistrationInfo:
         """Waits for the registration of the driver, and returns it. Prefers the plugin with the driver's name to others of its process."""

@@ -97,10 +97,7 @@ async def whole_files(h: Harness) -> None:
         for _ in range(_CYCLES):
             if h.transcript.now > end:
                 break
-            claim = await h.claim()
-            await h.prepared(claim)
-            await h.unprepared(claim)
-            h.release(claim)
+            await h.cycle()
     expect(not partial, "each file is complete from its first moment", "; ".join(dict.fromkeys(partial)))
 
 
@@ -167,8 +164,7 @@ async def other_files(h: Harness) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     try:
-        claim = await h.claim()
-        await h.prepared(claim)
+        claim = await h.prepared_claim()
         await h.unprepared(claim)
         await h.stop()
         await h.start(h.driver.uid)

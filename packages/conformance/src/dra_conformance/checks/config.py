@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from ..catalogue import CheckNotApplicable, CheckSkipped, Requirement, check, expect
-from ..harness import Harness
+from ..harness import Harness, expect_prepared
 from ..kubelet_client import CallResponse
 from .prepare import refusal
 
@@ -24,19 +23,16 @@ def chosen(h: Harness, kind: str) -> Mapping[str, Any]:
     return found
 
 
-def entries_of(h: Harness, *entries: tuple[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"source": source, "opaque": {"driver": h.name, "parameters": parameters}} for source, parameters in entries
-    ]
+def entry(driver: str, source: str, parameters: Any) -> dict[str, Any]:
+    """Returns an entry of an allocation's parameters. ``source`` is FromClass or FromClaim."""
+    return {"source": source, "opaque": {"driver": driver, "parameters": parameters}}
 
 
-async def prepare_with(h: Harness, *entries: tuple[str, Any]) -> tuple[dict[str, Any], CallResponse]:
-    """Prepares a claim whose allocation has these parameters, each with its source FromClass or FromClaim."""
-    model = await h.claim()
-    h.release(model)
-    status = copy.deepcopy(model["status"])
-    status["allocation"]["devices"]["config"] = entries_of(h, *entries)
-    claim = h.put_claim(model["spec"], status)
+async def prepare_with(h: Harness, *entries: dict[str, Any]) -> tuple[dict[str, Any], CallResponse]:
+    """Prepares a claim whose allocation has these parameters."""
+    spec, status = await h.free_claim()
+    status["allocation"]["devices"]["config"] = list(entries)
+    claim = h.put_claim(spec, status)
     return claim, await h.plugin.prepare(claim)
 
 
@@ -50,8 +46,8 @@ async def prepare_with(h: Harness, *entries: tuple[str, Any]) -> tuple[dict[str,
 async def valid(h: Harness) -> None:
     """Prepares and unprepares a claim with each of the valid parameters."""
     for name, parameters in chosen(h, "valid").items():
-        claim, found = await prepare_with(h, ("FromClaim", parameters))
-        error = found.of(claim["metadata"]["uid"]).error
+        claim, found = await prepare_with(h, entry(h.name, "FromClaim", parameters))
+        error = found.of(claim).error
         expect(not error, f"{name} is accepted", error)
         await h.unprepared(claim)
         h.release(claim)
@@ -67,7 +63,7 @@ async def valid(h: Harness) -> None:
 async def invalid(h: Harness) -> None:
     """Prepares a claim with each of the invalid parameters, and looks for the text of [config] errors."""
     for name, parameters in chosen(h, "invalid").items():
-        claim, found = await prepare_with(h, ("FromClaim", parameters))
+        claim, found = await prepare_with(h, entry(h.name, "FromClaim", parameters))
         error = refusal(found, claim, name)
         if text := h.profile.errors.get(name):
             expect(text in error, f"an error for {name} that contains {text!r}", error)
@@ -84,7 +80,7 @@ async def invalid(h: Harness) -> None:
 async def unknown_field(h: Harness) -> None:
     """Adds the field noSuchField to valid parameters, prepares a claim with them, and reads the error."""
     name, parameters = next(iter(chosen(h, "valid").items()))
-    claim, found = await prepare_with(h, ("FromClaim", {**parameters, "noSuchField": 1}))
+    claim, found = await prepare_with(h, entry(h.name, "FromClaim", {**parameters, "noSuchField": 1}))
     error = refusal(found, claim, f"{name} with the field noSuchField")
     expect("noSuchField" in error, "an error that contains 'noSuchField', the field that the suite added", error)
 
@@ -99,21 +95,15 @@ async def unknown_field(h: Harness) -> None:
 async def precedence(h: Harness) -> None:
     """Prepares a claim with valid parameters of class and claim. Then prepares claims whose own parameters are invalid."""
     valid_one = next(iter(chosen(h, "valid").values()))
-    model = await h.claim()
-    h.release(model)
-    other = {"source": "FromClass", "opaque": {"driver": "other.example.com", "parameters": {"kind": "Unknown"}}}
-    status = copy.deepcopy(model["status"])
-    status["allocation"]["devices"]["config"] = [
-        other,
-        *entries_of(h, ("FromClass", valid_one), ("FromClaim", valid_one)),
-    ]
-    claim = h.put_claim(model["spec"], status)
-    await h.prepared(claim)
+    of_class, of_claim = (entry(h.name, source, valid_one) for source in ("FromClass", "FromClaim"))
+    other = entry("other.example.com", "FromClass", {"kind": "Unknown"})
+    claim, found = await prepare_with(h, other, of_class, of_claim)
+    expect_prepared(claim, found)
     await h.unprepared(claim)
     h.release(claim)
     if not h.profile.invalid:
         h.facts["figures"].append("no precedence was tested: add parameters to [config] invalid in the profile")
     for name, parameters in (h.profile.invalid or {}).items():
-        claim, found = await prepare_with(h, ("FromClass", valid_one), ("FromClaim", parameters))
+        claim, found = await prepare_with(h, of_class, entry(h.name, "FromClaim", parameters))
         refusal(found, claim, f"{name} in the claim, although the parameters of the class are valid")
         h.release(claim)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from ..allocation import results_of
 from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
 from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS, first_message
@@ -33,9 +34,9 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
         found = await first_message(h.plugin.health(version), h.profile.pace.first_health)
     except grpc.aio.AioRpcError as e:
         raise CheckFailed(f"{version} streams", f"{e.code().name}: {e.details()}") from None
-    if found is None and not h.may_change:
-        raise CheckSkipped("the driver sends no message: a driver may report prepared devices only")
     if found is None:
+        if not h.may_change:
+            raise CheckSkipped("the driver sends no message: a driver may report prepared devices only")
         raise CheckFailed(f"a message of {version} within {h.profile.pace.first_health:g} s", "none")
     return found
 
@@ -50,17 +51,13 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
 async def full_report(h: Harness) -> None:
     """Prepares a claim, opens the health stream, and waits for a report of its device."""
     version = announced(h)[0]
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     await first_report(h, version)
-    for result in claim["status"]["allocation"]["devices"]["results"]:
+    limit = h.profile.pace.first_health
+    for result in results_of(claim):
         key = (result["pool"], result["device"])
-        reported = await _reports(h, version, key, h.profile.pace.first_health)
-        expect(
-            reported,
-            f"a report for device {'/'.join(key)} within {h.profile.pace.first_health:g} s",
-            "reports for other devices only",
-        )
+        reported = await _reports(h, version, key, limit)
+        expect(reported, f"a report for device {'/'.join(key)} within {limit:g} s", "reports for other devices only")
 
 
 @check(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..allocation import results_of
 from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
 from ..harness import REMOVAL, Harness
 
@@ -63,7 +64,7 @@ async def exist(h: Harness) -> None:
 async def content(h: Harness) -> None:
     """Prepares a claim and compares the metadata with its devices."""
     claim, files = await metadata_files(h)
-    allocated = {r["device"] for r in claim["status"]["allocation"]["devices"]["results"]}
+    allocated = {r["device"] for r in results_of(claim)}
     for path in files:
         found = documents(path)
         expect(found, f"at least one object in {path.name}", "none")

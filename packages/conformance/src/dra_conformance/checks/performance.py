@@ -36,7 +36,7 @@ async def latency(h: Harness) -> None:
     while len(single) < h.profile.pace.calls and h.transcript.now < end:
         claim = await h.claim()
         found = await h.plugin.prepare(claim)
-        error = found.of(claim["metadata"]["uid"]).error
+        error = found.of(claim).error
         expect(not error, "NodePrepareResources succeeds", error)
         single.append(found.seconds)
         await h.unprepared(claim)
@@ -48,7 +48,7 @@ async def latency(h: Harness) -> None:
         found = await h.plugin.prepare(*claims)
         many.append(found.seconds)
         for claim in claims:
-            error = found.of(claim["metadata"]["uid"]).error
+            error = found.of(claim).error
             expect(not error, f"NodePrepareResources succeeds for {len(claims)} claims", error)
             await h.unprepared(claim)
     for name, values, budget in (
@@ -89,9 +89,6 @@ async def _cycles(h: Harness, most: int) -> int:
     """Prepares and unprepares claims one after the other. Returns their number."""
     done, end = 0, h.transcript.now + _CYCLES_TIME
     while done < most and h.transcript.now < end:
-        claim = await h.claim()
-        await h.prepared(claim)
-        await h.unprepared(claim)
-        h.release(claim)
+        await h.cycle()
         done += 1
     return done

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..allocation import results_of
 from ..api_server import new_uid
 from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..harness import Harness
@@ -21,7 +22,7 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|
 
 def faults_of(claim: Mapping[str, Any], found: ClaimResponse) -> list[str]:
     """Returns the differences between a response and the claim's allocation. Empty names are allowed, as in the kubelet."""
-    results = claim["status"]["allocation"]["devices"]["results"]
+    results = results_of(claim)
     out = []
     for device in found.devices:
         own = [r for r in results if device.device in {"", r["device"]} and device.pool in {"", r["pool"]}]
@@ -34,6 +35,12 @@ def faults_of(claim: Mapping[str, Any], found: ClaimResponse) -> list[str]:
     return out
 
 
+def expect_allocated(claim: Mapping[str, Any], found: ClaimResponse) -> None:
+    """Raises :class:`CheckFailed` if a response differs from the claim's allocation."""
+    faults = faults_of(claim, found)
+    expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+
+
 def refusal(found: CallResponse, claim: Mapping[str, Any], reason: str) -> str:
     """Returns the driver's error for a claim that it must refuse.
 
@@ -42,7 +49,7 @@ def refusal(found: CallResponse, claim: Mapping[str, Any], reason: str) -> str:
 
     Raises :class:`CheckFailed` if the claim was prepared, or if the response has no entry for the claim.
     """
-    entry = found.of(claim["metadata"]["uid"])
+    entry = found.of(claim)
     expect(entry.error, f"an error for {reason}", "success")
     expect(not entry.missing, f"an entry with an error for {reason}", "a response without an entry for the claim")
     return entry.error
@@ -50,13 +57,10 @@ def refusal(found: CallResponse, claim: Mapping[str, Any], reason: str) -> str:
 
 async def check_configured(h: Harness, claim: Mapping[str, Any], *, configured: bool) -> None:
     """Runs the profile's hook ``is_configured`` for each device of the claim, if there is one."""
-    for result in claim["status"]["allocation"]["devices"]["results"]:
-        code = await h.hook("is_configured", device=result["device"])
-        if code is not None:
-            wanted = "configured" if configured else "not configured"
-            expect(
-                (code == 0) is configured, f"device {result['device']} is {wanted}", f"is_configured ended with {code}"
-            )
+    for result in results_of(claim):
+        device, wanted = result["device"], "configured" if configured else "not configured"
+        if (code := await h.hook("is_configured", device=device)) is not None:
+            expect((code == 0) is configured, f"device {device} is {wanted}", f"is_configured ended with {code}")
 
 
 @check(
@@ -74,8 +78,7 @@ async def prepares(h: Harness) -> None:
     expect(not found.error, "NodePrepareResources succeeds", found.error)
     expect(set(found.claims) == {uid}, f"one entry in the response, for claim {uid}", sorted(found.claims))
     expect(not found.claims[uid].error, "no error for the claim", found.claims[uid].error)
-    faults = faults_of(claim, found.claims[uid])
-    expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+    expect_allocated(claim, found.claims[uid])
     await check_configured(h, claim, configured=True)
 
 
@@ -108,9 +111,9 @@ async def one_fails(h: Harness) -> None:
     bad = unknown_device(h, good)
     found = await h.plugin.prepare(good, bad)
     expect(not found.error, "a response with an entry for each claim", found.error)
-    ok = found.of(good["metadata"]["uid"])
+    ok = found.of(good)
     expect(not ok.error, "the good claim is prepared", ok.error)
-    if not found.of(bad["metadata"]["uid"]).error:
+    if not found.of(bad).error:
         raise CheckNotApplicable("the driver prepares a claim with an unknown device: see PRE-011")
     refusal(found, bad, "the claim with an unknown device")
 
@@ -147,9 +150,8 @@ async def wrong_claim(h: Harness) -> None:
 )
 async def no_allocation(h: Harness) -> None:
     """Prepares a claim without an allocation, and compares the CDI folder before and after the call."""
-    model = await h.claim()
-    h.release(model)
-    claim = h.put_claim(model["spec"], {})
+    spec, _ = await h.free_claim()
+    claim = h.put_claim(spec, {})
     before = h.cdi.content()
     refusal(await h.plugin.prepare(claim), claim, "a claim without an allocation")
     after = h.cdi.content()
@@ -165,15 +167,12 @@ async def no_allocation(h: Harness) -> None:
 )
 async def other_drivers(h: Harness) -> None:
     """Prepares a claim whose allocation also contains a device and parameters of another driver."""
-    model = await h.claim()
-    h.release(model)
-    status = copy.deepcopy(model["status"])
+    spec, status = await h.free_claim()
     other = {"request": "other", "driver": "other.example.com", "pool": "other", "device": "other"}
     status["allocation"]["devices"]["results"].append(other)
     config = {"source": "FromClaim", "opaque": {"driver": "other.example.com", "parameters": {"kind": "Other"}}}
     status["allocation"]["devices"].setdefault("config", []).append(config)
-    claim = h.put_claim(model["spec"], status)
-    found = await h.prepared(claim)
+    found = await h.prepared(h.put_claim(spec, status))
     foreign = [d for d in found.devices if d.device == "other" or "other" in d.requests]
     expect(not foreign, "only devices of the driver in the response", ", ".join(d.device for d in foreign))
 
@@ -189,9 +188,8 @@ async def overlapping_calls(h: Harness) -> None:
     """Prepares a claim with eight calls at the same time, compares the responses, and unprepares the claim."""
     before = await h.cdi_baseline()
     claim = await h.claim()
-    uid = claim["metadata"]["uid"]
     calls = await asyncio.gather(*(h.plugin.prepare(claim) for _ in range(8)))
-    good = [found.of(uid) for found in calls if not found.of(uid).error]
+    good = [entry for found in calls if not (entry := found.of(claim)).error]
     final = await h.prepared_after_retries(claim)
     different = next((g for g in good if g.content != final.content), None)
     expect(different is None, f"each call that succeeds returns {final.content}", different)
@@ -219,7 +217,7 @@ async def slow_claim(h: Harness) -> None:
         is_first = not delayed.done()
     finally:
         await delayed
-    error = found.of(fast["metadata"]["uid"]).error
+    error = found.of(fast).error
     expect(not error, "the other claim is prepared", error)
     expect(is_first, "the other claim is prepared first", f"it was prepared after {found.seconds:.1f} s")
 
@@ -237,9 +235,7 @@ async def cancelled_call(h: Harness) -> None:
     h.api.slow_claims[claim["metadata"]["name"]] = h.profile.pace.slow / 2
     await h.plugin.prepare(claim, timeout=_CANCEL)
     h.api.slow_claims.clear()
-    found = await h.prepared_after_retries(claim)
-    faults = faults_of(claim, found)
-    expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+    expect_allocated(claim, await h.prepared_after_retries(claim))
 
 
 @check(
@@ -254,7 +250,7 @@ async def held_device(h: Harness) -> None:
     if not h.profile.exclusive:
         raise CheckNotApplicable("profile: [devices] exclusive = false")
     first = await h.claim()
-    if first["status"]["allocation"]["devices"]["results"][0].get("shareID"):
+    if results_of(first)[0].get("shareID"):
         raise CheckNotApplicable("the driver's devices can be shared")
     await h.prepared(first)
     second = h.put_claim(first["spec"], copy.deepcopy(first["status"]))
@@ -289,7 +285,7 @@ async def without_api_server(h: Harness) -> None:
     claim = await h.claim()
     first = await h.prepared(claim)
     with h.api.outage():
-        found = (await h.plugin.prepare(claim, timeout=20.0)).of(claim["metadata"]["uid"])
+        found = (await h.plugin.prepare(claim, timeout=20.0)).of(claim)
     if found.error:
         raise CheckNotApplicable(f"optional: the driver needs the API server to prepare again: {found.error[:200]}")
     expect(found.content == first.content, f"the same response: {first.content}", found.content)
@@ -352,5 +348,5 @@ def _unnamed(claim: Mapping[str, Any], found: ClaimResponse) -> list[Any]:
     if not found.devices or any(not d.requests for d in found.devices):
         return []
     named = {name for d in found.devices for name in d.requests}
-    results = claim["status"]["allocation"]["devices"]["results"]
+    results = results_of(claim)
     return [r for r in results if r["request"].partition("/")[0] not in named]

@@ -16,12 +16,17 @@ from ..catalogue import CheckNotApplicable, CheckSkipped, Requirement, check, ex
 from ..driver_command import DriverNotReady
 from ..harness import Harness
 from ..kubelet_client import CallResponse, find_sockets
-from .prepare import check_configured, faults_of
+from .prepare import check_configured, expect_allocated
 
 _KILLS_TIME = 600.0  # seconds after which a slow driver is not killed again
 _STARTS = 3  # attempts to start a driver with damaged state
 _REACH = 1.2  # the latest time of a kill, as a multiple of the duration of a call
 _SEED = 20
+_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "damaged": lambda data: b"\x00\xff not the content that the driver wrote\n",
+}
 
 
 @check(
@@ -34,8 +39,7 @@ _SEED = 20
 async def unprepare_after_crash(h: Harness) -> None:
     """Prepares a claim, kills and starts the driver, and unprepares the claim."""
     before = await h.cdi_baseline()
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     await h.restart()
     await h.unprepared(claim)
     await h.expect_no_new_spec(before)
@@ -69,9 +73,7 @@ async def random_kills(h: Harness) -> None:
             await _kill_during(h, h.plugin.unprepare(claim), chance.uniform(0, unprepare * _REACH))
         else:
             await _kill_during(h, h.plugin.prepare(claim), chance.uniform(0, prepare * _REACH))
-            found = await h.prepared_after_retries(claim)
-            faults = faults_of(claim, found)
-            expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+            expect_allocated(claim, await h.prepared_after_retries(claim))
         await h.unprepared_after_retries(claim)
         await h.expect_no_new_spec(before)
         h.release(claim)
@@ -96,14 +98,8 @@ async def _kill_during(h: Harness, call: Coroutine[Any, Any, CallResponse], seco
 )
 async def damaged_state(h: Harness) -> None:
     """Prepares a claim, kills the driver, empties, cuts or damages its files, starts it up to three times, and prepares the claim again."""
-    damages: dict[str, Callable[[bytes], bytes]] = {
-        "empty": lambda data: b"",
-        "cut": lambda data: data[: len(data) // 2],
-        "damaged": lambda data: b"\x00\xff not the content that the driver wrote\n",
-    }
-    for name, damage in damages.items():
-        claim = await h.claim()
-        await h.prepared(claim)
+    for name, damage in _DAMAGES.items():
+        claim = await h.prepared_claim()
         await h.kill()
         files = state_files(h.plugins)
         if not files:
@@ -142,8 +138,7 @@ def state_files(folder: Path) -> list[Path]:
 )
 async def reboot(h: Harness) -> None:
     """Prepares a claim, kills the driver, empties CDI_ROOT, changes the boot id, and prepares the claim again."""
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     await h.kill()
     if not h.reboot_host() and "reboot" not in h.profile.hooks:
         raise CheckSkipped("a new boot id needs root, --host, or the hook reboot of the profile")

@@ -14,11 +14,9 @@ async def prepare_with_version(h: Harness, version: str, kubelets: str) -> None:
     if version not in h.plugin.info.versions:
         raise CheckNotApplicable(f"the driver does not offer {version}: it needs {kubelets}")
     claim = await h.claim()
-    uid = claim["metadata"]["uid"]
-    prepared = (await h.plugin.prepare(claim, version=version)).of(uid)
-    expect(not prepared.error, f"{version}: NodePrepareResources succeeds", prepared.error)
-    unprepared = (await h.plugin.unprepare(claim, version=version)).of(uid)
-    expect(not unprepared.error, f"{version}: NodeUnprepareResources succeeds", unprepared.error)
+    for call, name in ((h.plugin.prepare, "NodePrepareResources"), (h.plugin.unprepare, "NodeUnprepareResources")):
+        error = (await call(claim, version=version)).of(claim).error
+        expect(not error, f"{version}: {name} succeeds", error)
 
 
 @check(
@@ -67,10 +65,7 @@ async def api_versions(h: Harness) -> None:
             await h.start(h.driver.uid)
             found = h.published()
             expect(found, f"complete pools on an API server with {version} only", f"{len(h.slices)} slices")
-            claim = await h.claim()
-            await h.prepared(claim)
-            await h.unprepared(claim)
-            h.release(claim)
+            await h.cycle()
         except DriverNotReady as e:
             expect(False, f"the driver starts with an API server with {version} only", e)
         finally:

@@ -12,13 +12,13 @@ from typing import Any
 import grpc.aio
 
 from dra_devkit.localcluster.apiserver.faults import GATED
-from dra_devkit.localcluster.apiserver.storage import StorageChange
+from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi.validation import slices as slice_rules
 
 from ..allocation import pool_faults, why_no_device
-from ..api_server import apply_change
+from ..api_server import NODE
 from ..catalogue import CheckNotApplicable, DevicesMissing, Requirement, check, expect
-from ..harness import NODE, Harness
+from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS
 from ..pace import DEFAULT
 
@@ -84,17 +84,6 @@ async def valid_slices(h: Harness) -> None:
         expect(len(devices) <= most, f"at most {most} devices in {obj['metadata']['name']}", len(devices))
 
 
-async def replay(h: Harness, before: list[dict[str, Any]], changes: list[StorageChange]) -> list[str]:
-    """Returns the faults of the pools at each moment of a series of changes."""
-    state: dict[str, Mapping[str, Any]] = {s["metadata"]["name"]: s for s in before}
-    found: list[str] = []
-    for change in changes:
-        apply_change(state, change)
-        own = [s for s in state.values() if s["spec"]["driver"] == h.name]
-        found += pool_faults(own, h.node)
-    return found
-
-
 @check(
     "SLC-003",
     Requirement.MUST,
@@ -106,14 +95,11 @@ async def replay(h: Harness, before: list[dict[str, Any]], changes: list[Storage
 async def consistent_pools(h: Harness) -> None:
     """Deletes the slices, and starts the driver again. Examines the pools after each change of a slice."""
     found = await deletion(h)
-    with h.api.slice_changes() as watch:
-        before = h.slices
+    async with h.api.states_of_slices(h.name) as states:
         await h.stop()
         await h.start(h.driver.uid)
         await asyncio.sleep(_SETTLE)
-        watch.wake()
-        changes = await watch.next()
-    faults = [*found.faults, *await replay(h, before, changes)]
+    faults = [fault for state in (*found.states, *states) for fault in pool_faults(state, h.node)]
     expect(not faults, "one newest generation with as many slices as it declares", "; ".join(dict.fromkeys(faults)))
 
 
@@ -134,25 +120,23 @@ async def deleted_slices(h: Harness) -> None:
 
 @dataclass(frozen=True)
 class Deletion:
-    """The result of :func:`deletion`: whether the slices returned, after how many seconds, and the faults of pools until then."""
+    """The result of :func:`deletion`: whether the slices returned, after how many seconds, and all states of the slices until then."""
 
     returned: bool
     seconds: float
-    faults: list[str]
+    states: list[list[JSON]]
 
 
 async def deletion(h: Harness) -> Deletion:
     """Deletes the slices and waits until they return. All checks share the result of the first call."""
     if "deletion" not in h.facts:
         wanted = await require_published(h)
-        with h.api.slice_changes() as watch:
-            before, began = h.slices, h.transcript.now
+        async with h.api.states_of_slices(h.name) as states:
+            began = h.transcript.now
             h.api.remove_slices(h.name)
             found = await returned(h, wanted)
             took = h.transcript.now - began
-            watch.wake()
-            changes = await watch.next()
-        h.facts["deletion"] = Deletion(found, took, await replay(h, before, changes))
+        h.facts["deletion"] = Deletion(found, took, states)
     out: Deletion = h.facts["deletion"]
     return out
 
@@ -239,9 +223,8 @@ async def api_faults(h: Harness) -> None:
 async def dropped_fields(h: Harness) -> None:
     """Starts the driver on an API server that drops fields. Counts its writes, and looks for a new line of output."""
     await require_published(h)
-    used = {
-        key for key in GATED - {"bools", "ints", "strings", "versions"} if key in str([s["spec"] for s in h.slices])
-    }
+    content = str([s["spec"] for s in h.slices])
+    used = {key for key in GATED - {"bools", "ints", "strings", "versions"} if key in content}
     if not used:
         raise CheckNotApplicable("the driver's slices have no field that a feature gate controls")
     await h.restart()  # the output of a usual start, for comparison: its lines about feature gates are no reports
@@ -291,30 +274,21 @@ def _pattern(line: str) -> str:
 async def foreign_slices(h: Harness) -> None:
     """Starts the driver beside a slice of another driver and a slice of another node."""
     wanted = await require_published(h)
-    foreign = [
-        h.api.new_slice("foreign-driver", "other.example.com", NODE),
-        h.api.new_slice("foreign-node", h.name, "another-node"),
-    ]
+    foreign = {"foreign-driver": ("other.example.com", NODE), "foreign-node": (h.name, "another-node")}
     try:
         await h.stop()
         h.api.remove_slices("")
-        for obj in foreign:
-            h.api.put_slice(obj)
+        for name, owner_and_node in foreign.items():
+            h.api.put_slice(name, *owner_and_node)
         await h.start(h.driver.uid)
         await returned(h, wanted)
         await asyncio.sleep(1.0)
-        names = {
-            s["metadata"]["name"]
-            for s in h.api.slices()
-            if (s["spec"].get("devices") or [{}])[0].get("name") == "foreign"
-        }
-        missing = sorted({s["metadata"]["name"] for s in foreign} - names)
-        expect(
-            not missing, "slices of other drivers and nodes are unchanged", f"changed or deleted: {', '.join(missing)}"
-        )
+        kept = [s for s in h.api.slices() if (s["spec"].get("devices") or [{}])[0].get("name") == "foreign"]
+        missing = ", ".join(sorted(foreign.keys() - {s["metadata"]["name"] for s in kept}))
+        expect(not missing, "slices of other drivers and nodes are unchanged", f"changed or deleted: {missing}")
     finally:
-        for obj in foreign:
-            h.api.storage.remove("resourceslices.resource.k8s.io", "", obj["metadata"]["name"])
+        for name in foreign:
+            h.api.remove_slice(name)
 
 
 @check(
@@ -330,7 +304,7 @@ async def owner(h: Harness) -> None:
     await require_published(h)
     for obj in [s for s in h.slices if s["spec"].get("nodeName")]:
         owners = obj["metadata"].get("ownerReferences") or []
-        owned = any(o.get("kind") == "Node" and o.get("uid") == h.node_uid for o in owners)
+        owned = any(o.get("kind") == "Node" and o.get("uid") == h.node["metadata"]["uid"] for o in owners)
         expect(owned, f"an owner reference to Node {NODE} in {obj['metadata']['name']}", owners)
 
 

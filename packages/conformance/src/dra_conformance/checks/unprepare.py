@@ -19,8 +19,7 @@ _CALLS = "kubelet: pkg/kubelet/cm/dra, NodeUnprepareResources"
 )
 async def repeats(h: Harness) -> None:
     """Prepares a claim and unprepares it ten times. Then unprepares a claim that was never prepared."""
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     for _ in range(10):
         await h.unprepared(claim)
     await check_configured(h, claim, configured=False)
@@ -36,12 +35,10 @@ async def repeats(h: Harness) -> None:
 )
 async def without_claim(h: Harness) -> None:
     """Prepares a claim, deletes it and unprepares it. Then stops the API server and unprepares another claim."""
-    deleted = await h.claim()
-    await h.prepared(deleted)
+    deleted = await h.prepared_claim()
     h.release(deleted)
     await h.unprepared(deleted)
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     with h.api.outage():
         await h.unprepared(claim)
 
@@ -56,8 +53,7 @@ async def without_claim(h: Harness) -> None:
 async def leaves_nothing(h: Harness) -> None:
     """Prepares and unprepares a claim, compares the CDI folder, and prepares the same device for another claim."""
     before = await h.cdi_baseline()
-    first = await h.claim()
-    await h.prepared(first)
+    first = await h.prepared_claim()
     await h.unprepared(first)
     await h.expect_no_new_spec(before)
     device = first["status"]["allocation"]

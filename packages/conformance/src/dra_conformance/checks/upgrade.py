@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ..api_server import apply_change, new_uid
+from ..api_server import new_uid
 from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..driver_command import DriverInstance
 from ..harness import Harness
@@ -27,27 +25,23 @@ async def second_instance(h: Harness) -> tuple[DriverInstance, PluginConnection]
     if h.facts.get("no second instance"):
         raise CheckNotApplicable(_NOT_OFFERED)
     with h.starting():
-        return await _start_second(h)
+        old, old_plugin = h.driver, h.plugin
+        before = _inodes(h.kubelet_root)
+        new = await h.spawn(new_uid())
 
+        def decided() -> str:
+            now = _inodes(h.kubelet_root)
+            if not new.alive or any(now.get(path) != inode for path, inode in before.items()):
+                return "replaced"
+            added = [path for path in find_sockets(h.registry) if path not in before]
+            return "added" if any(listens(path) for path in added) else ""
 
-async def _start_second(h: Harness) -> tuple[DriverInstance, PluginConnection]:
-    old, old_plugin = h.driver, h.plugin
-    before = _inodes(h.kubelet_root)
-    new = await h.spawn(new_uid())
-
-    def decided() -> str:
-        now = _inodes(h.kubelet_root)
-        if not new.alive or any(now.get(path) != inode for path, inode in before.items()):
-            return "replaced"
-        added = [path for path in find_sockets(h.registry) if path not in before]
-        return "added" if any(listens(path) for path in added) else ""
-
-    if await h.until(decided, h.profile.ready_timeout) != "added":
-        h.facts["no second instance"] = True
-        await h.reset()
-        raise CheckNotApplicable(_NOT_OFFERED)
-    h.driver = new
-    await h.connect([path for path in before if path.is_relative_to(h.registry)])
+        if await h.until(decided, h.profile.ready_timeout) != "added":
+            h.facts["no second instance"] = True
+            await h.reset()
+            raise CheckNotApplicable(_NOT_OFFERED)
+        h.driver = new
+        await h.connect([path for path in before if path.is_relative_to(h.registry)])
     return old, old_plugin
 
 
@@ -69,11 +63,10 @@ def _inodes(folder: Path) -> dict[Path, int]:
 )
 async def overlap(h: Harness) -> None:
     """Starts a second instance, prepares a claim with both, stops the first instance, and prepares the claim again."""
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     old, old_plugin = await second_instance(h)
     for connection in (old_plugin, h.plugin):
-        found = (await connection.prepare(claim)).of(claim["metadata"]["uid"])
+        found = (await connection.prepare(claim)).of(claim)
         expect(not found.error, "both instances prepare the claim", found.error)
     took = await old.terminate(20.0)
     expect(took is not None, "the old instance ends within 20 s after SIGTERM", "it had to be killed")
@@ -90,8 +83,7 @@ async def overlap(h: Harness) -> None:
 async def across_instances(h: Harness) -> None:
     """Prepares a claim, starts a second instance, and unprepares the claim with it."""
     before = await h.cdi_baseline()
-    claim = await h.claim()
-    await h.prepared(claim)
+    claim = await h.prepared_claim()
     old, _ = await second_instance(h)
     await h.unprepared(claim)
     await h.expect_no_new_spec(before)
@@ -125,17 +117,11 @@ async def sockets_stay(h: Harness) -> None:
 async def slices_stay(h: Harness) -> None:
     """Stops the driver and starts it with another POD_UID. Examines the slices after each change."""
     wanted = await require_published(h)
-    before = h.slices
-    with h.api.slice_changes() as watch:
+    async with h.api.states_of_slices(h.name) as states:
         await h.stop()
         await h.start(new_uid())
         await asyncio.sleep(1.0)
-        watch.wake()
-        changes = await watch.next()
-    state: dict[str, Mapping[str, Any]] = {s["metadata"]["name"]: s for s in before}
-    for change in changes:
-        apply_change(state, change)
-        own = [s["spec"] for s in state.values() if s["spec"]["driver"] == h.name]
-        now = {(spec["pool"]["name"], d["name"]) for spec in own for d in spec.get("devices") or ()}
+    for state in states:
+        now = {(s["spec"]["pool"]["name"], d["name"]) for s in state for d in s["spec"].get("devices") or ()}
         missing = sorted("/".join(device) for device in wanted - now)
         expect(not missing, "each device stays published", f"without a slice for a moment: {', '.join(missing[:5])}")
