@@ -11,8 +11,7 @@ from typing import Any
 
 from dra_conformance import ConformanceProfile, ConformanceRun, run_checks, select_checks
 from dra_conformance.driver_command import DriverCommand
-from dra_conformance.pace import Pace
-from dra_conformance.profile import ConformanceLimits
+from dra_conformance.profile import ConformanceLimits, Pace
 
 ROOT = Path(__file__).parents[3]
 PLAIN = f"{shlex.quote(sys.executable)} -m tests.helpers.conformance.plain_driver"

@@ -13,18 +13,13 @@ from dra_devkit.scheduling.allocator.results import allocation_result
 from dra_devkit.scheduling.allocator.search import Search, SearchState
 from dra_devkit.scheduling.framework.claim_cache import taken_by
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.resourceapi.allocation import results_of
 
 from .catalogue import CheckSkipped
 
 REQUEST = "device"
 _CLASS = "conformance"
 _TIME_LIMIT = 10.0  # seconds
-
-
-def results_of(claim: Mapping[str, Any]) -> list[JSON]:
-    """Returns the allocated devices of a claim."""
-    found: list[JSON] = claim["status"]["allocation"]["devices"]["results"]
-    return found
 
 
 def pools_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[AllocatorPool]:
@@ -99,8 +94,7 @@ def allocate(
     Raises :class:`CheckSkipped` if no device is free.
     """
     classes = {_CLASS: _class(driver)}
-    results = [r for c in held for r in c["status"].get("allocation", {}).get("devices", {}).get("results", ())]
-    use = taken_by(results)
+    use = taken_by([r for c in held for r in results_of(c)])
     shares = {device: dict(amounts) for device, amounts in use.shares.items()}
     state = SearchState(classes, set(use.devices), shares, lambda: str(uuid.uuid4()), _TIME_LIMIT)
     search = Search(state, pools_of(slices, node), [claim])

@@ -1,4 +1,4 @@
-"""The catalogue of checks, and the decorator that adds a function to it. The id of a check never changes."""
+"""The catalogue of checks, and the decorators that add a function to it. The id of a check never changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,14 +27,11 @@ class Requirement(StrEnum):
     @property
     def meaning(self) -> str:
         """The meaning of a failure."""
-        return _MEANINGS[self]
-
-
-_MEANINGS = {
-    Requirement.MUST: "the kubelet fails, or resources leak",
-    Requirement.SHOULD: "operators suffer",
-    Requirement.MAY: "a feature that the driver announces or offers",
-}
+        return {
+            Requirement.MUST: "the kubelet fails, or resources leak",
+            Requirement.SHOULD: "operators suffer",
+            Requirement.MAY: "a feature that the driver announces or offers",
+        }[self]
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,9 @@ class DevicesMissing(CheckSkipped):
     """The check needs published devices, and the driver has published none."""
 
 
-def check(
-    id: str,
+def _check(
     level: Requirement,
+    id: str,
     text: str,
     *,
     consequence: str,
@@ -131,6 +129,11 @@ def check(
         return function
 
     return add
+
+
+must = partial(_check, Requirement.MUST)
+should = partial(_check, Requirement.SHOULD)
+may = partial(_check, Requirement.MAY)
 
 
 def expect(condition: object, expected: str, got: object) -> None:

@@ -122,7 +122,6 @@ class DriverInstance:
     uid: str
     transcript: Transcript
     raw: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LINES))
-    lines: int = 0  # number of all lines of output, also of those that are no longer kept
     _reading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -162,11 +161,12 @@ class DriverInstance:
     @property
     def output(self) -> list[str]:
         """The last lines of output, with unprintable characters replaced."""
-        return [_printable(line) for line in self.raw]
+        texts = [line.decode(errors="replace") for line in self.raw]
+        return ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text) for text in texts]
 
     @property
     def last_lines(self) -> str:
-        return "\n".join(_printable(line)[:_SHOWN] for line in list(self.raw)[-15:]) or "(no output)"
+        return "\n".join(line[:_SHOWN] for line in self.output[-15:]) or "(no output)"
 
     @property
     def ending(self) -> str:
@@ -179,17 +179,12 @@ class DriverInstance:
         rest = b""
         while data := await self.process.stdout.read(65536):
             *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self._add(line)
             if len(rest) > _LINE:
-                self._add(rest)
+                lines.append(rest)
                 rest = b""
+            self.raw.extend(line[:_LINE] for line in lines)
         if rest:
-            self._add(rest)
-
-    def _add(self, line: bytes) -> None:
-        self.lines += 1
-        self.raw.append(line[:_LINE])
+            self.raw.append(rest)
 
     async def kill(self) -> None:
         """Kills the process and its children with SIGKILL."""
@@ -251,14 +246,10 @@ class DriverInstance:
             return 0
 
     def _pids(self) -> list[int]:
-        found = [self.pid]
+        """Returns the processes of the session that the driver's process leads."""
+        found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if os.getsid(int(path.name)) == self.pid and int(path.name) != self.pid:
+                if os.getsid(int(path.name)) == self.pid:
                     found.append(int(path.name))
         return found
-
-
-def _printable(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -132,11 +133,19 @@ class Harness(DriverSurroundings):
         await self.prepared(claim)
         return claim
 
-    async def cycle(self) -> None:
-        """Creates, prepares, unprepares and deletes a claim. Raises as :meth:`prepared_claim`."""
-        claim = await self.prepared_claim()
-        await self.unprepared(claim)
-        self.release(claim)
+    async def cycles(self, most: int = 1, seconds: float = math.inf) -> int:
+        """Creates, prepares, unprepares and deletes claims one after the other. Returns their number. Raises as :meth:`prepared_claim`.
+
+        Args:
+            seconds: after this time, no further cycle begins.
+        """
+        done, end = 0, self.transcript.now + seconds
+        while done < most and self.transcript.now < end:
+            claim = await self.prepared_claim()
+            await self.unprepared(claim)
+            self.release(claim)
+            done += 1
+        return done
 
     def release(self, claim: Mapping[str, Any]) -> None:
         """Deletes a claim, so that its devices are free for other claims."""
@@ -186,7 +195,7 @@ class Harness(DriverSurroundings):
 
         A driver may write specs at its start or when it first prepares a device, and keep these specs for all claims.
         """
-        await self.cycle()
+        await self.cycles()
         return frozenset(self.cdi.names())
 
     async def expect_no_new_spec(self, before: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import socket
 import stat
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from dra_kubeletplugin.errors import clip
 from .transcript import Transcript
 
 T = TypeVar("T")
+Claim = Mapping[str, Any]
 DRA_VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
@@ -96,10 +97,7 @@ class ClaimResponse:
     @property
     def content(self) -> list[DeviceResponse]:
         """The devices with their requests and CDI ids, all sorted, so that responses can be compared."""
-        found = [
-            DeviceResponse(tuple(sorted(d.requests)), d.pool, d.device, tuple(sorted(d.cdi)), d.share)
-            for d in self.devices
-        ]
+        found = [replace(d, requests=tuple(sorted(d.requests)), cdi=tuple(sorted(d.cdi))) for d in self.devices]
         return sorted(found, key=lambda d: (d.pool, d.device, d.share, d.requests, d.cdi))
 
 
@@ -174,10 +172,9 @@ class RegistrationClient:
         """
         began = time.monotonic()
         async with dial(path) as channel:
+            stub = registration_grpc.RegistrationStub(channel)
             try:
-                found = await registration_grpc.RegistrationStub(channel).GetInfo(
-                    registration_pb.InfoRequest(), timeout=timeout
-                )
+                found = await stub.GetInfo(registration_pb.InfoRequest(), timeout=timeout)
             except grpc.aio.AioRpcError as e:
                 self._transcript.add("gRPC", f"GetInfo {path.name} -> {e.code().name}", "", e.details() or "")
                 raise
@@ -224,25 +221,18 @@ class PluginConnection:
     async def close(self) -> None:
         await self.channel.close()
 
-    async def prepare(
-        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
-    ) -> CallResponse:
+    async def prepare(self, *claims: Claim, timeout: float = CALL_TIMEOUT, version: str = "") -> CallResponse:
         self._used.update({c["metadata"]["uid"]: c for c in claims})
         return await self._call("NodePrepareResources", claims, timeout, version)
 
-    async def unprepare(
-        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
-    ) -> CallResponse:
+    async def unprepare(self, *claims: Claim, timeout: float = CALL_TIMEOUT, version: str = "") -> CallResponse:
         return await self._call("NodeUnprepareResources", claims, timeout, version)
 
-    async def _call(
-        self, method: str, claims: Sequence[Mapping[str, Any]], timeout: float, version: str
-    ) -> CallResponse:
+    async def _call(self, method: str, claims: Sequence[Claim], timeout: float, version: str) -> CallResponse:
         pb, pb_grpc = DRA_VERSIONS[version or self.version]
         entries = [c["metadata"] for c in claims]
-        request = getattr(pb, f"{method}Request")(
-            claims=[pb.Claim(namespace=m["namespace"], name=m["name"], uid=m["uid"]) for m in entries]
-        )
+        wanted = [pb.Claim(namespace=m["namespace"], name=m["name"], uid=m["uid"]) for m in entries]
+        request = getattr(pb, f"{method}Request")(claims=wanted)
         names = ", ".join(m["name"] for m in entries) or "no claims"
         began = time.monotonic()
         try:
@@ -252,10 +242,9 @@ class PluginConnection:
             self._transcript.add("gRPC", f"{method} ({names}) -> {e.code().name}", request, e.details() or "")
             return CallResponse(error, {}, time.monotonic() - began, e.code())
         took = time.monotonic() - began
-        unknown = set(found.claims) - {m["uid"] for m in entries}
-        error = (
-            f"the response has the key {min(unknown)!r}, which is the UID of no claim in the request" if unknown else ""
-        )
+        error = ""
+        if unknown := set(found.claims) - {m["uid"] for m in entries}:
+            error = f"the response has the key {min(unknown)!r}, which is the UID of no claim in the request"
         response = CallResponse(error, {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
         result = call_result(response, claims)
         self._transcript.add("gRPC", f"{method} ({names}) -> {result} ({took * 1000:.0f} ms)", request, found)
@@ -284,13 +273,13 @@ def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> 
 
 
 def _claim(entry: Any) -> ClaimResponse:
-    devices = getattr(entry, "devices", ())  # an unprepare response has none
-    return ClaimResponse(entry.error, tuple(_device(d) for d in devices))
-
-
-def _device(d: Any) -> DeviceResponse:
-    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""
-    return DeviceResponse(tuple(d.request_names), d.pool_name, d.device_name, tuple(d.cdi_device_ids), share)
+    devices = [
+        DeviceResponse(
+            tuple(d.request_names), d.pool_name, d.device_name, tuple(d.cdi_device_ids), getattr(d, "share_id", "")
+        )
+        for d in getattr(entry, "devices", ())  # an unprepare response has none
+    ]
+    return ClaimResponse(entry.error, tuple(devices))
 
 
 async def first_message(stream: AsyncGenerator[T, None], timeout: float) -> T | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ import msgspec
 from dra_kubeletplugin.base.text import did_you_mean
 from dra_kubeletplugin.errors import SettingsError
 
-from .pace import DEFAULT, Pace
+from .kubelet_client import CALL_TIMEOUT
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -50,6 +51,47 @@ class ConformanceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     memory_growth: _Amount = 5.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often and how long the checks call, watch and wait, in numbers and seconds. Tests of the suite use shorter times.
+
+    The defaults are those that the texts of the checks name.
+
+    Attributes:
+        calls: calls for one claim whose time PRF-001 measures.
+        warm_up: cycles of PRF-002 before the first measurement.
+        pings: seconds of keep-alives, ten in each second: more than a kubelet sends in an idle hour.
+        rejection: seconds until the driver has logged a rejected registration.
+        slow: seconds by which the suite delays the read of a claim.
+        returned: maximum seconds until deleted slices are published again. Drivers in Go wait 30 s after a change of a slice
+            (DefaultSyncDelay in package resourceslice), and up to 60 s more after they created the slice (DefaultMutationCacheTTL).
+        watched: seconds in which a driver without changes writes less often than ``writes``.
+        writes: maximum number of these writes.
+        quiet: seconds to wait until a driver without changes is quiet.
+        report: maximum seconds until a driver has reported dropped fields.
+        first_health: seconds until the first message of health.
+        retry: seconds after which no retry of a call begins; each has the time of a kubelet's call.
+        call: seconds for a call that is retried.
+    """
+
+    calls: int = 100
+    warm_up: int = 50
+    pings: float = 5.0
+    rejection: float = 10.0
+    slow: float = 3.0
+    returned: float = 120.0
+    watched: float = 5.0
+    writes: int = 10
+    quiet: float = 10.0
+    report: float = 10.0
+    first_health: float = 10.0
+    retry: float = 15.0
+    call: float = CALL_TIMEOUT
+
+
+DEFAULT_PACE = Pace()
+
+
 class ConformanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Facts about a driver, from its author.
 
@@ -80,7 +122,7 @@ class ConformanceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     limits: ConformanceLimits = ConformanceLimits()
     skip: dict[str, _Reason] = {}
     xfail: dict[str, _Reason] = {}
-    pace: Pace = DEFAULT
+    pace: Pace = DEFAULT_PACE
 
 
 _SECTIONS = ("driver", "devices", "config")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
@@ -25,7 +26,9 @@ _SHOWN = 12  # maximum number of transcript entries on a terminal
 
 def conformance_report(run: ConformanceRun, form: str) -> str:
     """Returns the report in one of the :data:`FORMS`."""
-    return {"junit": _junit, "json": _json, "markdown": _markdown}[form](run)
+    if form == "json":
+        return encoded(run, "json", unicode=False)
+    return _junit(run) if form == "junit" else _markdown(run)
 
 
 # --- terminal -------------------------------------------------------------------------------------
@@ -100,10 +103,6 @@ def transcript_text(outcome: CheckOutcome) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _json(run: ConformanceRun) -> str:
-    return encoded(run, "json", unicode=False)
-
-
 def _junit(run: ConformanceRun) -> str:
     failed, passed = run.count(OutcomeStatus.FAILED), run.count(OutcomeStatus.PASSED)
     counts = {
@@ -140,9 +139,7 @@ def _junit_details(outcome: CheckOutcome) -> Iterator[str]:
 
 def _xml_text(text: str) -> str:
     """Returns the text without characters that XML 1.0 does not allow."""
-    return "".join(
-        c if c in "\t\n" or (c >= " " and c not in "\ufffe\uffff") else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    return re.sub("[\0-\x08\x0b-\x1f\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def badge(run: ConformanceRun) -> str:

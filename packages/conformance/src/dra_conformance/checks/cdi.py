@@ -13,7 +13,7 @@ from dra_devkit.cdi.cache import CdiInjectError
 from dra_devkit.cdi.spec_validation import minimum_version, spec_faults
 from dra_kubeletplugin.cdi.spec import VERSIONS, version_key
 
-from ..catalogue import CheckNotApplicable, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, expect, may, must, should
 from ..harness import Harness
 
 _SPEC = "CDI specification 1.1.0"
@@ -26,12 +26,6 @@ _NEWER_CONTENT = {
     "0.7.0": "intelRdt, or additionalGids",
     "1.1.0": "netDevices, or schemata of intelRdt",
 }
-
-
-def _newer_content(errors: str) -> str:
-    """Returns the content of a spec that needs the newer version in an error; empty for other errors."""
-    found = [f" (version {v}: {text})" for v, text in _NEWER_CONTENT.items() if f"at least v{v}" in errors]
-    return "".join(found)
 
 
 async def cdi_ids(h: Harness) -> list[str]:
@@ -47,9 +41,8 @@ def all_edits(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from (d.get("containerEdits") or {} for d in spec.get("devices") or [])
 
 
-@check(
+@must(
     "CDI-001",
-    Requirement.MUST,
     "returns only CDI ids that resolve in the CDI folders",
     consequence="the container does not start: unresolvable CDI devices",
     source=f"{_SPEC}; containerd and CRI-O: CDI device injection",
@@ -61,9 +54,8 @@ async def resolvable(h: Harness) -> None:
     expect(not missing, "each CDI id resolves", missing)
 
 
-@check(
+@must(
     "CDI-002",
-    Requirement.MUST,
     "writes specs that are valid for the cdiVersion that they declare",
     consequence="the runtime ignores the file, and no container with the device starts",
     source=f"{_SPEC}: validation and minimum versions",
@@ -72,7 +64,8 @@ async def valid_specs(h: Harness) -> None:
     """Prepares a claim and validates each spec in CDI_ROOT."""
     await cdi_ids(h)
     errors = h.cdi.load_errors()
-    expect(not errors, "specs that a runtime can load", f"{errors}{_newer_content(errors)}")
+    newer = [f" (version {v}: {text})" for v, text in _NEWER_CONTENT.items() if f"at least v{v}" in errors]
+    expect(not errors, "specs that a runtime can load", errors + "".join(newer))
     for path, spec in h.cdi.specs().items():
         fault = spec_faults(spec)
         expect(not fault, f"{path.name} is a valid spec", fault)
@@ -82,9 +75,8 @@ async def valid_specs(h: Harness) -> None:
         expect(new_enough, f"{path.name} declares at least version {least}", declared)
 
 
-@check(
+@must(
     "CDI-003",
-    Requirement.MUST,
     "never shows a partial spec",
     consequence="a runtime that reads the folder meanwhile fails to start other containers with CDI devices",
     source="CDI: runtimes watch the folders; a spec is written under another name and renamed",
@@ -93,17 +85,12 @@ async def valid_specs(h: Harness) -> None:
 async def whole_files(h: Harness) -> None:
     """Prepares and unprepares up to 20 claims, and reads the files in CDI_ROOT all the time."""
     with h.cdi.watch_for_partial_files() as partial:
-        end = h.transcript.now + _CYCLES_TIME
-        for _ in range(_CYCLES):
-            if h.transcript.now > end:
-                break
-            await h.cycle()
+        await h.cycles(_CYCLES, _CYCLES_TIME)
     expect(not partial, "each file is complete from its first moment", "; ".join(dict.fromkeys(partial)))
 
 
-@check(
+@should(
     "CDI-004",
-    Requirement.SHOULD,
     "does not use a CDI id of one claim for another claim with other content",
     consequence="a runtime that caches specs injects the edits of an earlier claim",
     source="Kubernetes: kubeletplugin, CDI device ids are unique for each claim",
@@ -121,9 +108,8 @@ async def unique_ids(h: Harness) -> None:
     expect(not changed, "a new id for other content", f"{', '.join(changed)} has other content for another claim")
 
 
-@check(
+@should(
     "CDI-005",
-    Requirement.SHOULD,
     "names host paths that exist, in files that every runtime may read",
     consequence="the container does not start, or a runtime that runs as another user ignores the file",
     source="CDI: mounts and hooks refer to paths of the host; files have mode 0644",
@@ -141,9 +127,8 @@ async def host_paths(h: Harness) -> None:
             expect(not missing, f"{path.name} names existing paths of the host", ", ".join(missing))
 
 
-@check(
+@must(
     "CDI-006",
-    Requirement.MUST,
     "changes only its own files",
     consequence="devices of other drivers disappear from the node",
     source="CDI: the folders are shared by all vendors",
@@ -177,9 +162,8 @@ async def other_files(h: Harness) -> None:
         shutil.rmtree(h.plugins / "other.example.com", ignore_errors=True)
 
 
-@check(
+@may(
     "CDI-007",
-    Requirement.MAY,
     "names device nodes with type, major and minor, or nodes that exist on the host",
     consequence="the container does not start: failed to stat CDI host device",
     source=f"{_SPEC}: device nodes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..catalogue import CheckNotApplicable, CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, CheckSkipped, expect, may
 from ..harness import Harness, expect_prepared
 from ..kubelet_client import CallResponse
 from .prepare import refusal
@@ -36,9 +36,8 @@ async def prepare_with(h: Harness, *entries: dict[str, Any]) -> tuple[dict[str, 
     return claim, await h.plugin.prepare(claim)
 
 
-@check(
+@may(
     "CFG-001",
-    Requirement.MAY,
     "accepts the valid parameters of the profile",
     consequence="documented parameters do not work",
     source=_SOURCE,
@@ -53,9 +52,8 @@ async def valid(h: Harness) -> None:
         h.release(claim)
 
 
-@check(
+@may(
     "CFG-002",
-    Requirement.MAY,
     "rejects the invalid parameters of the profile with an error for the claim",
     consequence="a mistake of a user has no effect and no message",
     source=_SOURCE,
@@ -70,9 +68,8 @@ async def invalid(h: Harness) -> None:
         h.release(claim)
 
 
-@check(
+@may(
     "CFG-003",
-    Requirement.MAY,
     "rejects parameters with an unknown field, and names the field",
     consequence="a misspelt parameter has no effect and no message",
     source=_SOURCE,
@@ -85,9 +82,8 @@ async def unknown_field(h: Harness) -> None:
     expect("noSuchField" in error, "an error that contains 'noSuchField', the field that the suite added", error)
 
 
-@check(
+@may(
     "CFG-004",
-    Requirement.MAY,
     "reads parameters of the claim beside those of the class, and ignores those of other drivers",
     consequence="a user cannot change the defaults of a class, or a claim with devices of two drivers fails",
     source=f"{_SOURCE}: entries of the class come first, then entries of the claim",

@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc.aio
 
-from ..allocation import results_of
-from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
+from dra_kubeletplugin.resourceapi.allocation import results_of
+
+from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, expect, may
 from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS, first_message
 from .slices import idle, require_published
@@ -41,9 +42,8 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
     return found
 
 
-@check(
+@may(
     "HLT-001",
-    Requirement.MAY,
     "reports the health of prepared devices when the stream opens",
     consequence="the status of pods shows the health Unknown",
     source=_SOURCE,
@@ -60,9 +60,8 @@ async def full_report(h: Harness) -> None:
         expect(reported, f"a report for device {'/'.join(key)} within {limit:g} s", "reports for other devices only")
 
 
-@check(
+@may(
     "HLT-002",
-    Requirement.MAY,
     "repeats reports before they expire, and reports a change in time",
     consequence="the status of pods shows the health Unknown, or a broken device as healthy",
     source=f"{_SOURCE}: a report expires after its timeout, 30 s by default",
@@ -104,9 +103,8 @@ async def _reports(
     return False
 
 
-@check(
+@may(
     "HLT-003",
-    Requirement.MAY,
     "reports again when the stream is opened again",
     consequence="after a restart of the kubelet the health of devices is Unknown",
     source="e2e_node: health connections recover after a drop",
@@ -122,9 +120,8 @@ async def reopened(h: Harness) -> None:
     expect(not missing, "the same devices in the first message of the second stream", f"missing: {missing}")
 
 
-@check(
+@may(
     "HLT-004",
-    Requirement.MAY,
     "serves each version of the health service that it announces",
     consequence="kubelets before 1.37, or kubelets from 1.37 on, show the health Unknown",
     source="e2e_node: one stream, of the newest version that both sides know",

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..allocation import results_of
-from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
+from dra_kubeletplugin.resourceapi.allocation import results_of
+
+from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, expect, may
 from ..harness import REMOVAL, Harness
 
 _TARGET = "/var/run/kubernetes.io/dra-device-attributes/"
@@ -40,9 +41,8 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return out
 
 
-@check(
+@may(
     "MET-001",
-    Requirement.MAY,
     "mounts metadata files that exist",
     consequence="the container does not start",
     source=_SOURCE,
@@ -54,9 +54,8 @@ async def exist(h: Harness) -> None:
     expect(not missing, "each mounted metadata file exists", ", ".join(missing))
 
 
-@check(
+@may(
     "MET-002",
-    Requirement.MAY,
     "writes valid metadata with the claim's devices",
     consequence="workloads cannot find out which device they have",
     source=_SOURCE,
@@ -77,9 +76,8 @@ async def content(h: Harness) -> None:
             expect(valid, f"devices of the claim: {sorted(allocated)}", sorted(devices))
 
 
-@check(
+@may(
     "MET-003",
-    Requirement.MAY,
     "removes metadata files with unprepare",
     consequence="files of old claims fill the disk of the node",
     source=_SOURCE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..catalogue import Requirement, check, expect
+from ..catalogue import expect, should
 from ..harness import Harness
 
 _MANY = 32
@@ -20,9 +20,8 @@ def p99(values: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(len(ordered) * 0.99) - 1)]
 
 
-@check(
+@should(
     "PRF-001",
-    Requirement.SHOULD,
     "prepares claims within the profile's budget",
     consequence="pods start slowly",
     source="[limits] prepare_p99 and prepare_many_p99 in the profile",
@@ -51,20 +50,15 @@ async def latency(h: Harness) -> None:
             error = found.of(claim).error
             expect(not error, f"NodePrepareResources succeeds for {len(claims)} claims", error)
             await h.unprepared(claim)
-    for name, values, budget in (
-        ("one claim", single, limits.prepare_p99),
-        (f"{len(claims)} claims", many, limits.prepare_many_p99),
-    ):
-        found_p99 = p99(values)
-        h.facts["figures"].append(f"p99 of a prepare of {name}: {found_p99 * 1000:.1f} ms")
-        expect(
-            not budget or found_p99 <= budget, f"a p99 of {budget * 1000:g} ms for {name}", f"{found_p99 * 1000:.1f} ms"
-        )
+    budgets = {"one claim": (single, limits.prepare_p99), f"{len(claims)} claims": (many, limits.prepare_many_p99)}
+    for name, (values, budget) in budgets.items():
+        took = p99(values)
+        h.facts["figures"].append(f"p99 of a prepare of {name}: {took * 1000:.1f} ms")
+        expect(not budget or took <= budget, f"a p99 of {budget * 1000:g} ms for {name}", f"{took * 1000:.1f} ms")
 
 
-@check(
+@should(
     "PRF-002",
-    Requirement.SHOULD,
     "does not grow with the number of prepared claims",
     consequence="after weeks the node kills the driver for its memory",
     source="[limits] cycles and memory_growth in the profile",
@@ -73,9 +67,9 @@ async def latency(h: Harness) -> None:
 async def growth(h: Harness) -> None:
     """Prepares and unprepares claims for up to 300 s, and compares memory and open files before and after."""
     limits = h.profile.limits
-    await _cycles(h, min(h.profile.pace.warm_up, limits.cycles))
+    await h.cycles(min(h.profile.pace.warm_up, limits.cycles), _CYCLES_TIME)
     memory, files = h.driver.memory(), h.driver.descriptors()
-    count = await _cycles(h, limits.cycles)
+    count = await h.cycles(limits.cycles, _CYCLES_TIME)
     grown, more = h.driver.memory() - memory, h.driver.descriptors() - files
     percent = 100 * grown / memory if memory else 0.0
     mib = memory / 1024 / 1024
@@ -83,12 +77,3 @@ async def growth(h: Harness) -> None:
     limit = limits.memory_growth
     expect(percent < limit or grown < _SLACK, f"memory grows by less than {limit:g} %", f"{percent:.1f} %")
     expect(more <= _DESCRIPTORS, "the number of open files stays constant", f"{more} more")
-
-
-async def _cycles(h: Harness, most: int) -> int:
-    """Prepares and unprepares claims one after the other. Returns their number."""
-    done, end = 0, h.transcript.now + _CYCLES_TIME
-    while done < most and h.transcript.now < end:
-        await h.cycle()
-        done += 1
-    return done

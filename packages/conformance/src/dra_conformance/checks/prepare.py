@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..allocation import results_of
+from dra_kubeletplugin.resourceapi.allocation import results_of
+
 from ..api_server import new_uid
-from ..catalogue import CheckNotApplicable, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, expect, may, must, should
 from ..harness import Harness
 from ..kubelet_client import CallResponse, ClaimResponse
 
@@ -63,9 +64,8 @@ async def check_configured(h: Harness, claim: Mapping[str, Any], *, configured: 
             expect((code == 0) is configured, f"device {device} is {wanted}", f"is_configured ended with {code}")
 
 
-@check(
+@must(
     "PRE-001",
-    Requirement.MUST,
     "prepares an allocated claim, and its response names the claim's UID and the allocated devices",
     consequence="pods with a claim do not start, or containers get no device or a wrong device",
     source=f"{_CALLS}: each claim of the request must be in the response",
@@ -82,9 +82,8 @@ async def prepares(h: Harness) -> None:
     await check_configured(h, claim, configured=True)
 
 
-@check(
+@must(
     "PRE-002",
-    Requirement.MUST,
     "returns the same response each time a claim is prepared again",
     consequence="after a restart of the kubelet a container gets other devices, or the pod does not start",
     source="kubelet: prepare is repeated after restarts, for retries, and for pods that share a claim",
@@ -98,9 +97,8 @@ async def repeats(h: Harness) -> None:
         expect(again.content == first.content, f"call {number} returns {first.content}", again.content)
 
 
-@check(
+@must(
     "PRE-003",
-    Requirement.MUST,
     "prepares the other claims of a call if one claim fails",
     consequence="a pod's event does not name the claim that fails, and its other claims are not prepared",
     source=f"{_CALLS}: an error for each claim in the response",
@@ -125,9 +123,8 @@ def unknown_device(h: Harness, model: Mapping[str, Any]) -> dict[str, Any]:
     return h.put_claim(model["spec"], status)
 
 
-@check(
+@must(
     "PRE-004",
-    Requirement.MUST,
     "returns an error for a claim that does not exist or has another UID",
     consequence="a pod runs with the devices of another claim",
     source=f"{_CALLS}: the kubelet passes namespace, name and UID only, so the driver verifies the claim",
@@ -141,9 +138,8 @@ async def wrong_claim(h: Harness) -> None:
     refusal(await h.plugin.prepare(absent), absent, "a claim that does not exist")
 
 
-@check(
+@must(
     "PRE-005",
-    Requirement.MUST,
     "returns an error for a claim without an allocation, and changes nothing",
     consequence="a device is configured although no claim has it",
     source=f"{_CALLS}; KEP-4381: only allocated claims are prepared",
@@ -158,9 +154,8 @@ async def no_allocation(h: Harness) -> None:
     expect(after == before, "the CDI folder is unchanged", f"{sorted(after)} instead of {sorted(before)}")
 
 
-@check(
+@must(
     "PRE-006",
-    Requirement.MUST,
     "ignores devices of other drivers in a claim",
     consequence="a claim with devices of two drivers never becomes ready",
     source="e2e_node: two drivers in one pod are prepared and unprepared",
@@ -177,9 +172,8 @@ async def other_drivers(h: Harness) -> None:
     expect(not foreign, "only devices of the driver in the response", ", ".join(d.device for d in foreign))
 
 
-@check(
+@must(
     "PRE-007",
-    Requirement.MUST,
     "prepares a claim once if calls for it overlap",
     consequence="a device is configured twice, and unprepare leaves a part of it configured",
     source="kubelet: a retry after the deadline overlaps with the first call; pods may share a claim",
@@ -197,9 +191,8 @@ async def overlapping_calls(h: Harness) -> None:
     await h.expect_no_new_spec(before)
 
 
-@check(
+@should(
     "PRE-008",
-    Requirement.SHOULD,
     "prepares a claim while another claim takes long",
     consequence="one slow claim delays every pod of the node",
     source="kubelet: calls for different pods run in parallel, each for at most 45 s",
@@ -222,9 +215,8 @@ async def slow_claim(h: Harness) -> None:
     expect(is_first, "the other claim is prepared first", f"it was prepared after {found.seconds:.1f} s")
 
 
-@check(
+@must(
     "PRE-009",
-    Requirement.MUST,
     "prepares a claim after the kubelet cancelled an earlier call at its deadline",
     consequence="a pod whose first attempt was slow never starts",
     source="kubelet: a call is cancelled after 45 s and retried",
@@ -238,9 +230,8 @@ async def cancelled_call(h: Harness) -> None:
     expect_allocated(claim, await h.prepared_after_retries(claim))
 
 
-@check(
+@should(
     "PRE-010",
-    Requirement.SHOULD,
     "refuses an exclusive device that another claim holds",
     consequence="two pods use one device, for example after an allocation that was forced or restored",
     source="kubernetes#128981: drivers check allocations before prepare",
@@ -257,9 +248,8 @@ async def held_device(h: Harness) -> None:
     refusal(await h.plugin.prepare(second), second, "the second claim of the device")
 
 
-@check(
+@should(
     "PRE-011",
-    Requirement.SHOULD,
     "returns a clear error of at most 1 KiB for an unknown device",
     consequence="the user sees a stack trace, or an event without the device's name",
     source="kubelet: the error becomes the pod's event FailedPrepareDynamicResources",
@@ -273,9 +263,8 @@ async def clear_error(h: Harness) -> None:
     expect("no-such-device" in error, "an error that names the device", error)
 
 
-@check(
+@may(
     "PRE-012",
-    Requirement.MAY,
     "prepares a prepared claim again while the API server is away",
     consequence="pods cannot restart on the node during an outage of the control plane",
     source="kubelet: after its restart it prepares the claims of running pods again",
@@ -291,9 +280,8 @@ async def without_api_server(h: Harness) -> None:
     expect(found.content == first.content, f"the same response: {first.content}", found.content)
 
 
-@check(
+@must(
     "PRE-013",
-    Requirement.MUST,
     "prepares a claim with two requests, and names the request of each device",
     consequence="a container that uses one request of the claim gets the device of the other request",
     source="kubelet: pkg/kubelet/cm/dra: a container gets the CDI devices of its request; e2e: several requests",
@@ -303,9 +291,8 @@ async def two_requests(h: Harness) -> None:
     await _prepare_requests(h, "first", "second")
 
 
-@check(
+@must(
     "PRE-014",
-    Requirement.MUST,
     "names the request of a device without the alternative that was allocated",
     consequence="a container that uses the request starts without its device",
     source="kubelet: pkg/kubelet/cm/dra: a request with alternatives is sent as its name; e2e: the first alternative that fits",

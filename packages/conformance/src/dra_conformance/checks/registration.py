@@ -12,7 +12,7 @@ import grpc.aio
 
 from dra_kubeletplugin.resourceapi.validation.common import driver_name
 
-from ..catalogue import CheckFailed, Requirement, check, expect
+from ..catalogue import CheckFailed, expect, must, should
 from ..harness import Harness
 from ..kubelet_client import (
     DRA_VERSIONS,
@@ -31,9 +31,8 @@ _STOP = 10.0  # maximum seconds until a rejected driver ends
 _PROTOCOL = "kubelet: pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra/plugin"
 
 
-@check(
+@must(
     "REG-001",
-    Requirement.MUST,
     "creates a registration socket whose name does not begin with a dot",
     consequence="the kubelet never finds the driver; pods wait with: DRA driver NAME is not registered",
     source="kubelet: pkg/kubelet/pluginmanager/pluginwatcher",
@@ -45,9 +44,8 @@ async def registration_socket(h: Harness) -> None:
     expect(h.plugin.info.socket in found, "a socket in PLUGINS_REGISTRY that the kubelet reads", found)
 
 
-@check(
+@must(
     "REG-002",
-    Requirement.MUST,
     "responds to GetInfo within 1 s, twice with the same content",
     consequence="the kubelet cancels GetInfo after 1 s and retries with growing pauses; pods wait meanwhile",
     source=f"{_PROTOCOL}; e2e_node: the kubelet registers the plugin when GetInfo succeeds after a failure",
@@ -70,9 +68,8 @@ async def _info_in_time(h: Harness) -> object:
     raise CheckFailed(f"GetInfo succeeds within 1 s, at the latest at attempt {_ATTEMPTS}", error)
 
 
-@check(
+@must(
     "REG-003",
-    Requirement.MUST,
     "registers with a type, a name and an endpoint that kubelets of 1.34 to 1.37 accept",
     consequence="the kubelet rejects the registration, or calls of a later kubelet fail",
     source=f"{_PROTOCOL}: validation of a registration; kubernetes#140837",
@@ -85,24 +82,21 @@ async def registration_content(h: Harness) -> None:
     faults = driver_name(info.name, "name")
     expect(not faults, "a name that is a DNS subdomain of at most 63 characters", f"{info.name!r}: {faults}")
     expect(info.endpoint.startswith("/"), "an absolute path as endpoint", repr(info.endpoint))
-    expect(
-        _is_below_root(h, info.endpoint), "an endpoint below KUBELET_ROOT, as kubelets of 1.37 require", info.endpoint
-    )
+    is_below = _is_below(h.path_of(info.endpoint), h.kubelet_root)
+    expect(is_below, "an endpoint below KUBELET_ROOT, as kubelets of 1.37 require", info.endpoint)
     length = len(info.endpoint.encode())
     expect(length <= _MAX_SOCKET_PATH, f"an endpoint of at most {_MAX_SOCKET_PATH} bytes", f"{length} bytes")
-    expect(
-        set(info.versions) & set(DRA_VERSIONS), f"one of {', '.join(DRA_VERSIONS)} in supported_versions", info.versions
-    )
+    known = set(info.versions) & set(DRA_VERSIONS)
+    expect(known, f"one of {', '.join(DRA_VERSIONS)} in supported_versions", info.versions)
 
 
-def _is_below_root(h: Harness, endpoint: str) -> bool:
+def _is_below(path: Path, root: Path) -> bool:
     """Compares only the paths, like the kubelet."""
-    return Path(os.path.normpath(h.path_of(endpoint))).is_relative_to(h.kubelet_root)
+    return Path(os.path.normpath(path)).is_relative_to(root)
 
 
-@check(
+@must(
     "REG-004",
-    Requirement.MUST,
     "serves each version that it advertises",
     consequence="a kubelet that selects this version cannot prepare any claim",
     source="kubelet: pkg/kubelet/cm/dra/plugin; calls with an empty list of claims are legal",
@@ -121,9 +115,8 @@ async def advertised_versions(h: Harness) -> None:
             expect(not unserved, f"{version} is served", f"{e.code().name}: {e.details()}")
 
 
-@check(
+@should(
     "REG-005",
-    Requirement.SHOULD,
     "serves its DRA endpoint when its registration socket appears",
     consequence="the first prepare fails, and its pod waits up to a minute for the kubelet's next attempt",
     source="kubelet: it calls the driver as soon as it is registered; e2e_node: a service that listens later is used, too",
@@ -135,17 +128,12 @@ async def endpoint_first(h: Harness) -> None:
     await h.start(uid, published=False, endpoint=False)
     began = asyncio.get_running_loop().time()
     found = await h.until(lambda: listens(h.plugin.endpoint), _ENDPOINT_TIMEOUT)
-    took = asyncio.get_running_loop().time() - began
-    expect(
-        found,
-        "the endpoint responds as soon as GetInfo names it",
-        f"no listener at {h.plugin.endpoint} after {took:.1f} s",
-    )
+    got = f"no listener at {h.plugin.endpoint} after {asyncio.get_running_loop().time() - began:.1f} s"
+    expect(found, "the endpoint responds as soon as GetInfo names it", got)
 
 
-@check(
+@should(
     "REG-006",
-    Requirement.SHOULD,
     "logs a rejected registration, and stops or stays available for the next attempt",
     consequence="operators do not see why the driver is not registered, or the kubelet's retry fails",
     source="kubelet: NotifyRegistrationStatus with plugin_registered=false, then retries after 1 s, 2 s, 4 s",
@@ -166,9 +154,8 @@ async def rejected_registration(h: Harness) -> None:
     await h.kill()  # because a driver that ends some seconds after a rejection would fail the next check
 
 
-@check(
+@must(
     "REG-007",
-    Requirement.MUST,
     "can be registered again after a restart of the kubelet",
     consequence="after an update of the kubelet no pod with a claim of the driver starts on the node",
     source="e2e_node: the plugin is registered again after a kubelet restart",
@@ -181,9 +168,8 @@ async def kubelet_restart(h: Harness) -> None:
     expect(not found.unserved, "the driver responds after the second registration", found.unserved)
 
 
-@check(
+@should(
     "REG-008",
-    Requirement.SHOULD,
     "survives the keep-alives of an idle connection, or accepts a new connection",
     consequence="the first pod after a quiet hour fails to start",
     source="gRPC: keep-alive; kubelet: one connection for each instance",
@@ -207,8 +193,5 @@ async def idle_connection(h: Harness) -> None:
             found = await connection.prepare(timeout=5.0)
     finally:
         await connection.close()
-    expect(
-        not found.unserved,
-        "the driver responds after the keep-alives, at the latest at the second attempt",
-        found.unserved,
-    )
+    expected = "the driver responds after the keep-alives, at the latest at the second attempt"
+    expect(not found.unserved, expected, found.unserved)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dra_devkit.localcluster.node_reboot import empty
 
-from ..catalogue import CheckNotApplicable, CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, CheckSkipped, expect, must, should
 from ..driver_command import DriverNotReady
 from ..harness import Harness
 from ..kubelet_client import CallResponse, find_sockets
@@ -29,9 +29,8 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@check(
+@must(
     "RST-001",
-    Requirement.MUST,
     "after a crash, unprepares claims that it prepared before the crash",
     consequence="pods stay in Terminating, and devices stay configured, after a crash of the driver",
     source="e2e_node: unprepare succeeds after the plugin restarts",
@@ -46,9 +45,8 @@ async def unprepare_after_crash(h: Harness) -> None:
     await check_configured(h, claim, configured=False)
 
 
-@check(
+@must(
     "RST-002",
-    Requirement.MUST,
     "survives SIGKILL at random moments of prepare and unprepare: retries succeed and nothing is left",
     consequence="a crash makes a device unusable until an operator repairs the node",
     source="Kubernetes: containers of a DaemonSet are killed at any moment, for example for memory",
@@ -88,9 +86,8 @@ async def _kill_during(h: Harness, call: Coroutine[Any, Any, CallResponse], seco
     await h.restart(published=False)
 
 
-@check(
+@should(
     "RST-003",
-    Requirement.SHOULD,
     "starts and responds although a state file is empty, cut or damaged",
     consequence="after a power failure the driver crashes in a loop until an operator deletes its files",
     source="field reports: NVIDIA driver #643, #1080; dranet #89",
@@ -129,9 +126,8 @@ def state_files(folder: Path) -> list[Path]:
     return out
 
 
-@check(
+@must(
     "RST-004",
-    Requirement.MUST,
     "prepares a claim again after a reboot, which empties the CDI folder and changes the boot id",
     consequence="after a reboot of the node, pods whose claims are older than the reboot do not start",
     source="kubelet: after a reboot it prepares the claims of all pods again; /var/run is empty",
@@ -153,9 +149,8 @@ async def reboot(h: Harness) -> None:
     await h.unprepared(claim)
 
 
-@check(
+@should(
     "RST-005",
-    Requirement.SHOULD,
     "ends within 10 s after SIGTERM with exit code 0, and removes its sockets",
     consequence="an update of the DaemonSet takes 30 s for each node, and the kubelet calls a dead socket",
     source="Kubernetes: terminationGracePeriodSeconds; kubelet: a removed socket is a removed plugin",
@@ -170,9 +165,8 @@ async def sigterm(h: Harness) -> None:
     expect(not left, "no socket is left", ", ".join(left))
 
 
-@check(
+@must(
     "RST-006",
-    Requirement.MUST,
     "starts although sockets of a killed process exist",
     consequence="after a crash the driver does not start again: address already in use",
     source="Linux: a socket file stays when its process is killed",

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckSkipped, expect, should
 from ..harness import Harness
 from ..kubelet_client import find_sockets
 from .restart import state_files
@@ -16,9 +16,8 @@ _REVIEWS = "authorization.k8s.io"  # its requests need no rule, because every us
 _OTHERS_WRITE = 0o002
 
 
-@check(
+@should(
     "SEC-001",
-    Requirement.SHOULD,
     "uses only verbs that its RBAC rules allow",
     consequence="the driver works in tests and fails in a cluster with its own manifests",
     source="RBAC; option --rbac FILE",
@@ -53,9 +52,8 @@ def allows(rule: Mapping[str, Any], verb: str, group: str, resource: str, name: 
     )
 
 
-@check(
+@should(
     "SEC-002",
-    Requirement.SHOULD,
     "keeps its sockets and state files closed for writes of other users",
     consequence="any user of the node can prepare claims or change the driver's records",
     source="Linux: the mode of a socket decides who may connect",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..catalogue import CheckNotApplicable, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, expect, must
 from ..driver_command import DriverNotReady
 from ..harness import Harness
 from .slices import require_published
@@ -19,9 +19,8 @@ async def prepare_with_version(h: Harness, version: str, kubelets: str) -> None:
         expect(not error, f"{version}: {name} succeeds", error)
 
 
-@check(
+@must(
     "SKW-001",
-    Requirement.MUST,
     "works with a kubelet that uses v1beta1 only, if it offers v1beta1",
     consequence="no pod with a claim starts on nodes with an older kubelet",
     source="kubelet 1.32 and 1.33: v1beta1.DRAPlugin only",
@@ -31,9 +30,8 @@ async def old_kubelet(h: Harness) -> None:
     await prepare_with_version(h, "v1beta1.DRAPlugin", "kubelets from 1.34 on")
 
 
-@check(
+@must(
     "SKW-002",
-    Requirement.MUST,
     "works with a kubelet that uses v1 only, if it offers v1",
     consequence="no pod with a claim starts on nodes with a newer kubelet",
     source="kubelet from 1.34 on: v1.DRAPlugin first",
@@ -43,9 +41,8 @@ async def new_kubelet(h: Harness) -> None:
     await prepare_with_version(h, "v1.DRAPlugin", "kubelets that still call v1beta1")
 
 
-@check(
+@must(
     "SKW-003",
-    Requirement.MUST,
     "publishes and prepares with API servers of each version of resource.k8s.io that the profile names",
     consequence="the driver does not work on a supported cluster",
     source="Kubernetes: v1 from 1.34 on, v1beta2 in 1.33, v1beta1 in 1.32; [driver] api_versions in the profile",
@@ -65,7 +62,7 @@ async def api_versions(h: Harness) -> None:
             await h.start(h.driver.uid)
             found = h.published()
             expect(found, f"complete pools on an API server with {version} only", f"{len(h.slices)} slices")
-            await h.cycle()
+            await h.cycles()
         except DriverNotReady as e:
             expect(False, f"the driver starts with an API server with {version} only", e)
         finally:

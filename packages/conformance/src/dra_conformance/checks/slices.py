@@ -17,10 +17,10 @@ from dra_kubeletplugin.resourceapi.validation import slices as slice_rules
 
 from ..allocation import pool_faults, why_no_device
 from ..api_server import NODE
-from ..catalogue import CheckNotApplicable, DevicesMissing, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, DevicesMissing, expect, must, should
 from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS
-from ..pace import DEFAULT
+from ..profile import DEFAULT_PACE
 
 _FAULTS = (429, 500, 504, 503, 429, 409, 409)  # responses to the requests after the slices were deleted
 _SETTLE = 1.5  # seconds from a start until the driver has compared its devices with the existing slices
@@ -46,9 +46,8 @@ async def returned(h: Harness, wanted: frozenset[tuple[str, str]]) -> bool:
     return bool(await h.until(lambda: h.published() == wanted, h.profile.pace.returned))
 
 
-@check(
+@must(
     "SLC-001",
-    Requirement.MUST,
     "publishes complete pools with its devices",
     consequence="the scheduler finds no device on the node",
     source="KEP-4381: ResourceSlice; the profile's ready_timeout and minimum",
@@ -64,9 +63,8 @@ async def publishes(h: Harness) -> None:
     expect(found, expected, why_not_published(h) + "".join(rejected[-1:]))
 
 
-@check(
+@must(
     "SLC-002",
-    Requirement.MUST,
     "publishes slices within the limits of the API server, and none that the API server rejects",
     consequence="the API server rejects the slice, and its devices are invisible",
     source=f"{_LIMITS}: 128 devices, or 64 with taints or counters; 32 attributes and capacities",
@@ -84,9 +82,8 @@ async def valid_slices(h: Harness) -> None:
         expect(len(devices) <= most, f"at most {most} devices in {obj['metadata']['name']}", len(devices))
 
 
-@check(
+@must(
     "SLC-003",
-    Requirement.MUST,
     "keeps each pool complete or visibly incomplete at every moment",
     consequence="the scheduler allocates devices that do not exist, or ignores the pool",
     source="KEP-4381: generation and resourceSliceCount of a pool",
@@ -103,10 +100,9 @@ async def consistent_pools(h: Harness) -> None:
     expect(not faults, "one newest generation with as many slices as it declares", "; ".join(dict.fromkeys(faults)))
 
 
-@check(
+@must(
     "SLC-004",
-    Requirement.MUST,
-    f"creates deleted slices again within {DEFAULT.returned:g} s",
+    f"creates deleted slices again within {DEFAULT_PACE.returned:g} s",
     consequence="after a restart of the kubelet, which deletes the slices, the node has no devices",
     source="kubelet: it deletes the slices of its node at its start; e2e_node: slices are removed at kubelet start",
     limit=300,
@@ -176,9 +172,8 @@ async def health_messages(h: Harness) -> AsyncIterator[list[tuple[float, Mapping
             await asyncio.gather(task, return_exceptions=True)
 
 
-@check(
+@should(
     "SLC-005",
-    Requirement.SHOULD,
     "writes no slice while nothing changes",
     consequence="each write reaches every scheduler and watcher of the cluster",
     source="scalability: writes of 5,000 nodes; the profile's idle time",
@@ -189,9 +184,8 @@ async def no_idle_writes(h: Harness) -> None:
     expect(not writes, f"no write within {h.profile.limits.idle:g} s", [f"{c.method} {c.path}" for c in writes])
 
 
-@check(
+@must(
     "SLC-006",
-    Requirement.MUST,
     "publishes its devices again after conflicts, throttling, server errors, timeouts and a watch that ends",
     consequence="after a short outage of the control plane the node has no devices until the driver restarts",
     source="API conventions: clients retry 409, 429, 5xx and timeouts",
@@ -213,9 +207,8 @@ async def api_faults(h: Harness) -> None:
     expect(found, expected, f"{len(h.published())} devices; the driver sent {calls} requests meanwhile")
 
 
-@check(
+@should(
     "SLC-007",
-    Requirement.SHOULD,
     "reports fields that the API server drops, without writing again and again",
     consequence="on a cluster without a feature gate the driver writes endlessly, or operators do not learn the cause",
     source="API server: it drops fields of disabled feature gates",
@@ -264,9 +257,8 @@ def _pattern(line: str) -> str:
     return re.sub(r"\d+", "", line)
 
 
-@check(
+@must(
     "SLC-008",
-    Requirement.MUST,
     "leaves slices of other drivers and nodes alone",
     consequence="devices of other drivers or nodes disappear",
     source="KEP-4381: a driver owns the slices with its name and its node",
@@ -291,9 +283,8 @@ async def foreign_slices(h: Harness) -> None:
             h.api.remove_slice(name)
 
 
-@check(
+@should(
     "SLC-009",
-    Requirement.SHOULD,
     "names its Node as owner of the slices of the node",
     consequence="slices stay behind when a node is deleted",
     source="e2e: slices are owned by the Node as controller",
@@ -308,9 +299,8 @@ async def owner(h: Harness) -> None:
         expect(owned, f"an owner reference to Node {NODE} in {obj['metadata']['name']}", owners)
 
 
-@check(
+@should(
     "SLC-010",
-    Requirement.SHOULD,
     "sends few requests while it is idle",
     consequence="many nodes together overload the API server",
     source="scalability: requests of 5,000 nodes; the profile's idle_requests",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from ..api_server import NAMESPACE, new_uid
-from ..catalogue import Requirement, check
+from ..catalogue import must
 from ..harness import Harness
 from .prepare import check_configured
 
 _CALLS = "kubelet: pkg/kubelet/cm/dra, NodeUnprepareResources"
 
 
-@check(
+@must(
     "UNP-001",
-    Requirement.MUST,
     "unprepares a claim repeatedly, and succeeds for a claim that it does not know",
     consequence="pods stay in Terminating forever, because the kubelet repeats the call until it succeeds",
     source=f"{_CALLS}; e2e_node: unprepare is retried",
@@ -26,9 +25,8 @@ async def repeats(h: Harness) -> None:
     await h.unprepared({"metadata": {"namespace": NAMESPACE, "name": "never-prepared", "uid": new_uid()}})
 
 
-@check(
+@must(
     "UNP-002",
-    Requirement.MUST,
     "unprepares a claim that was deleted, also while the API server is away",
     consequence="pods stay in Terminating until the control plane is back, or forever",
     source=f"{_CALLS}; e2e_node: unprepare is called for a deleted pod",
@@ -43,9 +41,8 @@ async def without_claim(h: Harness) -> None:
         await h.unprepared(claim)
 
 
-@check(
+@must(
     "UNP-003",
-    Requirement.MUST,
     "leaves no CDI spec of the claim, and the device can be prepared for another claim",
     consequence="devices leak: the next pod on the device fails",
     source=f"{_CALLS}; e2e: devices are used again after use",

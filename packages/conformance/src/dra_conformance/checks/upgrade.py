@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from ..api_server import new_uid
-from ..catalogue import CheckNotApplicable, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, expect, may, should
 from ..driver_command import DriverInstance
 from ..harness import Harness
 from ..kubelet_client import PluginConnection, find_sockets, listens
@@ -54,9 +54,8 @@ def _inodes(folder: Path) -> dict[Path, int]:
     return out
 
 
-@check(
+@may(
     "UPG-001",
-    Requirement.MAY,
     "serves calls without an error while two instances overlap",
     consequence="pods that start during an update of the driver fail",
     source=_SOURCE,
@@ -73,9 +72,8 @@ async def overlap(h: Harness) -> None:
     await h.prepared(claim)
 
 
-@check(
+@may(
     "UPG-002",
-    Requirement.MAY,
     "unprepares claims of the old instance with the new instance",
     consequence="pods from before an update stay in Terminating",
     source=_SOURCE,
@@ -90,9 +88,8 @@ async def across_instances(h: Harness) -> None:
     await old.terminate(20.0)
 
 
-@check(
+@may(
     "UPG-003",
-    Requirement.MAY,
     "keeps the sockets of the new instance when the old instance ends",
     consequence="after an update the driver is not registered, although it runs",
     source=_SOURCE,
@@ -107,9 +104,8 @@ async def sockets_stay(h: Harness) -> None:
     await h.prepared(await h.claim())
 
 
-@check(
+@should(
     "UPG-004",
-    Requirement.SHOULD,
     "keeps its slices while one instance replaces another",
     consequence="during each update the scheduler finds no device, and evicted pods wait",
     source="e2e_node: slices are kept when the plugin restarts quickly; kubelet: it deletes slices only after 30 s",
