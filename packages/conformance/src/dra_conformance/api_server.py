@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.apiserver import ApiServer
+from dra_devkit.localcluster.apiserver.access import AccessRequest
 from dra_devkit.localcluster.apiserver.certificate import write as write_certificate
 from dra_devkit.localcluster.apiserver.requests import new_metadata, parse_path, status_response
 from dra_devkit.localcluster.apiserver.status_errors import StatusError
@@ -174,12 +175,12 @@ class RecordingApiServer(ApiServer):
     # --- requests ---------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> Response:
-        target = self._target(request)
+        access = self._access(request)
         self._count(request)
-        if target[2] == "resourceclaims" and (pause := self.slow_claims.get(target[3])):
-            self.delayed_claims.add(target[3])
+        if access.full == "resourceclaims" and (pause := self.slow_claims.get(access.name)):
+            self.delayed_claims.add(access.name)
             await asyncio.sleep(pause)
-        if (status := self._failure(request, target[2])) is not None:
+        if (status := self._failure(request, access.full)) is not None:
             if status == 504:
                 await asyncio.sleep(1.0)
             refused = StatusError(status, _REASONS[status], f"injected fault of the conformance suite: {status}")
@@ -188,15 +189,14 @@ class RecordingApiServer(ApiServer):
                 response.headers["Retry-After"] = "1"
         else:
             response = await super()._handle(request)
-        self._record(request, target, response)
+        self._record(request, access, response)
         return response
 
-    def _target(self, request: Request) -> tuple[str, str, str, str]:
-        """Returns verb, group, resource with subresource, and name of a request; empty texts for other paths."""
+    def _access(self, request: Request) -> AccessRequest:
         try:
             found = parse_path(request.path, self._registry)
         except StatusError:
-            return "", "", "", ""
+            return AccessRequest("")
         if request.method == "GET":
             watches = request.query.get("watch", "") in {"true", "1"}
             verb = "watch" if watches else "get" if found.name else "list"
@@ -204,7 +204,7 @@ class RecordingApiServer(ApiServer):
             verb = "delete" if found.name else "deletecollection"
         else:
             verb = _VERBS.get(request.method, request.method.lower())
-        return verb, found.kind.group, "/".join(filter(None, (found.kind.plural, found.sub))), found.name
+        return AccessRequest(verb, found.kind.group, found.kind.plural, found.sub, name=found.name)
 
     def _failure(self, request: Request, resource: str) -> int | None:
         """Returns the status of the next injected fault if it applies to the request; else None."""
@@ -220,8 +220,7 @@ class RecordingApiServer(ApiServer):
         if len(self._recent) == _FLOOD and now - self._recent[0] < _FLOOD_SECONDS:
             self.flooded = f"{request.method} {request.path}"
 
-    def _record(self, request: Request, target: tuple[str, str, str, str], response: Response) -> None:
-        verb, group, resource, name = target
+    def _record(self, request: Request, access: AccessRequest, response: Response) -> None:
         at, is_dry = self.transcript.now, bool(request.query.get("dryRun"))
         query = "&".join(f"{k}={v}" for k, v in request.query.items())
         shown = f"{request.method} {request.path}{'?' + query if query else ''} -> {response.status}"
@@ -231,9 +230,8 @@ class RecordingApiServer(ApiServer):
             with contextlib.suppress(ValueError, KeyError):
                 error = clip(json.loads(response.body)["message"], _MESSAGE)
                 shown += f" {error}"
-        self.transcript.calls.append(
-            HttpCall(at, request.method, request.path, verb, group, resource, name, response.status, is_dry, error)
-        )
+        call = HttpCall(at, request.method, request.path, access, response.status, is_dry, error)
+        self.transcript.calls.append(call)
         self.transcript.add("HTTP", shown, _readable(request.body), body)
 
 

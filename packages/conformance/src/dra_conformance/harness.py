@@ -97,19 +97,15 @@ class Harness(DriverSurroundings):
         """
         if not await self.until(self.devices, self.publish_timeout):
             raise DevicesMissing(allocation.why_no_device(self.name, self.slices, self.node))
-        self._count += 1
-        name = f"claim-{self._count}"
         spec = allocation.claim_spec(requests or (allocation.REQUEST,), self.name, self.profile.default)
-        draft = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+        draft = {"metadata": {"name": "new", "namespace": NAMESPACE}, "spec": spec}
         allocated = allocation.allocate(self.name, self.slices, self.node, self.claims.values(), draft)
-        return self.put_claim(spec, {"allocation": allocated}, name)
+        return self.put_claim(spec, {"allocation": allocated})
 
-    def put_claim(self, spec: JSON, status: JSON, name: str = "") -> JSON:
+    def put_claim(self, spec: JSON, status: JSON) -> JSON:
         """Creates a claim with any status."""
-        if not name:
-            self._count += 1
-            name = f"claim-{self._count}"
-        out = self.api.put_claim(name, spec, status)
+        self._count += 1
+        out = self.api.put_claim(f"claim-{self._count}", spec, status)
         self.claims[out["metadata"]["uid"]] = out
         return out
 

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra_devkit.localcluster.apiserver.access import AccessRequest
+
 _KEPT = 20_000  # maximum number of entries
 _CAUSED_BY_CONTENT = frozenset({400, 404, 409, 410, 413, 422})  # malformed, absent, changed or invalid objects
 _TEXT = 2_000  # maximum characters of a request or response
@@ -25,15 +27,17 @@ class TranscriptEntry:
 
 @dataclass(frozen=True)
 class HttpCall:
-    """A request of the driver to the API server. ``verb`` is the verb of RBAC. ``error`` is the message of a rejected request."""
+    """A request of the driver to the API server.
+
+    Args:
+        access: the access that the request needs, without its namespace; empty texts for a path without a resource.
+        error: the message of a rejected request.
+    """
 
     at: float
     method: str
     path: str
-    verb: str
-    group: str
-    resource: str
-    name: str
+    access: AccessRequest
     status: int
     dry_run: bool = False
     error: str = ""
@@ -62,7 +66,7 @@ class Transcript:
 
     def writes_since(self, at: float) -> list[HttpCall]:
         """Returns the driver's requests that change ResourceSlices."""
-        found = (c for c in self.calls_since(at) if c.resource == "resourceslices" and not c.dry_run)
+        found = (c for c in self.calls_since(at) if c.access.resource == "resourceslices" and not c.dry_run)
         return [c for c in found if c.method not in {"GET", "HEAD"}]
 
     def refusals(self) -> list[str]:
@@ -73,8 +77,5 @@ class Transcript:
 
 def cut(value: Any) -> str:
     """Returns the value as text, which is cut if it is too long."""
-    text = (
-        value if isinstance(value, str) else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    )
-    text = text.strip()
+    text = (value.decode(errors="replace") if isinstance(value, bytes) else str(value)).strip()
     return text if len(text) <= _TEXT else f"{text[:_TEXT]} ... ({len(text)} characters)"

@@ -12,7 +12,6 @@ import pytest
 
 from dra_conformance import CATALOGUE, select_checks
 from dra_conformance.checks.prepare import faults_of
-from dra_conformance.checks.security import allows
 from dra_conformance.kubelet_client import ClaimResponse, DeviceResponse
 from packages.conformance.tests.checks import bugs
 from tests.helpers.conformance import runs, variants
@@ -73,13 +72,3 @@ def test_the_bugs_cover_the_catalogue() -> None:
 )
 def test_a_response_may_omit_names_as_the_kubelet_allows(device: DeviceResponse, faults: int) -> None:
     assert len(faults_of(CLAIM, ClaimResponse("", (device,)))) == faults
-
-
-def test_a_rule_allows_its_verbs_groups_resources_and_names() -> None:
-    rule = {"verbs": ["get"], "apiGroups": [""], "resources": ["nodes"], "resourceNames": ["a"]}
-    assert allows(rule, "get", "", "nodes", "a")
-    assert not allows(rule, "get", "", "nodes", "b")
-    assert not allows(rule, "list", "", "nodes", "a")
-    assert not allows(rule, "get", "apps", "nodes", "a")
-    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
-    assert allows(everything, "patch", "resource.k8s.io", "resourceclaims/status", "x")

@@ -7,6 +7,8 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dra_devkit.localcluster.apiserver.access import covers
+
 from ..catalogue import CheckSkipped, expect, should
 from ..harness import Harness
 from ..kubelet_client import find_sockets
@@ -28,28 +30,10 @@ async def permissions(h: Harness) -> None:
     if rules is None:
         raise CheckSkipped("no rules were given: use --rbac FILE with the driver's ClusterRole")
     # To detect the version of the server, a driver may send requests for kinds that the server does not serve.
-    calls = [c for c in h.transcript.calls if c.resource and c.status != 404 and c.group != _REVIEWS]
-    used = {(c.verb, c.group, c.resource, c.name) for c in calls}
-    refused = sorted(
-        {
-            f"{verb} {resource}{'.' + group if group else ''}"
-            for verb, group, resource, name in used
-            if not any(allows(rule, verb, group, resource, name) for rule in rules)
-        }
-    )
-    expect(not refused, "requests within the rules", f"not allowed: {', '.join(refused)}")
-
-
-def allows(rule: Mapping[str, Any], verb: str, group: str, resource: str, name: str) -> bool:
-    """Returns whether a rule of a Role or ClusterRole allows a request."""
-
-    def has(key: str, value: str) -> bool:
-        return bool({value, "*"} & set(rule.get(key) or ()))
-
-    names = rule.get("resourceNames") or ()
-    return (
-        has("verbs", verb) and has("apiGroups", group) and has("resources", resource) and (not names or name in names)
-    )
+    used = {c.access for c in h.transcript.calls if c.access.resource and c.status != 404}
+    refused = [a for a in used if a.group != _REVIEWS and not any(covers(rule, a) for rule in rules)]
+    shown = sorted({f"{a.verb} {a.full}{'.' + a.group if a.group else ''}" for a in refused})
+    expect(not shown, "requests within the rules", f"not allowed: {', '.join(shown)}")
 
 
 @should(

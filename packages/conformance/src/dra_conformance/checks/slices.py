@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,32 +144,24 @@ async def idle(h: Harness) -> Mapping[str, Any]:
         await h.prepare_if_possible()
         await h.until(lambda: not h.transcript.calls_since(h.transcript.now - _QUIET), h.profile.pace.quiet)
         began = h.transcript.now
-        async with health_messages(h) as messages:
-            await asyncio.sleep(h.profile.limits.idle)
+        messages = await health_messages(h, h.profile.limits.idle)
         writes = h.transcript.writes_since(began)
         h.facts["idle"] = {"calls": h.transcript.calls_since(began), "writes": writes, "health": messages}
     found: Mapping[str, Any] = h.facts["idle"]
     return found
 
 
-@contextlib.asynccontextmanager
-async def health_messages(h: Harness) -> AsyncIterator[list[tuple[float, Mapping[tuple[str, str], Any]]]]:
-    """Collects the messages of the driver's health stream with their time, if the driver announces one."""
+async def health_messages(h: Harness, seconds: float) -> list[tuple[float, Mapping[tuple[str, str], Any]]]:
+    """Returns after ``seconds``, with the messages of the driver's health stream and their time, if the driver announces one."""
     messages: list[tuple[float, Mapping[tuple[str, str], Any]]] = []
-
-    async def collect(version: str) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            async for message in h.plugin.health(version):
-                messages.append((h.transcript.now, message))
-
-    version = next((v for v in HEALTH_VERSIONS if v in h.plugin.info.versions), "")
-    task = asyncio.create_task(collect(version)) if version else None
-    try:
-        yield messages
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    end = asyncio.get_running_loop().time() + seconds
+    if version := next((v for v in HEALTH_VERSIONS if v in h.plugin.info.versions), ""):
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout_at(end), contextlib.aclosing(h.plugin.health(version)) as stream:
+                async for message in stream:
+                    messages.append((h.transcript.now, message))
+    await asyncio.sleep(end - asyncio.get_running_loop().time())  # the stream is absent, or ended early
+    return messages
 
 
 @should(
@@ -237,7 +229,7 @@ async def dropped_fields(h: Harness) -> None:
     words = re.compile("|".join(["drop", "feature", *used]), re.IGNORECASE)
 
     def is_reported() -> bool:
-        if any(c.resource == "events" for c in h.transcript.calls_since(started)):
+        if any(c.access.resource == "events" for c in h.transcript.calls_since(started)):
             return True
         return any(words.search(line) and _pattern(line) not in usual for line in h.driver.output)
 

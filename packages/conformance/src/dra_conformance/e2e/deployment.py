@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -18,6 +19,7 @@ from .cluster import POD_NAMESPACE, RESOURCE, Cluster, Driver
 _ADMIN = "resource.kubernetes.io/admin-access"
 
 
+@dataclass
 class Deployment:
     """The driver of a folder on a cluster.
 
@@ -28,15 +30,12 @@ class Deployment:
         values: a file with values that replace those of values.yaml.
     """
 
-    def __init__(
-        self, cluster: Cluster, image: str, load: str, manifests: Path | None = None, values: Path | None = None
-    ) -> None:
-        self.cluster = cluster
-        self.image = image
-        self.load = load
-        self.manifests = manifests
-        self.values = values
-        self.text = ""
+    cluster: Cluster
+    image: str
+    load: str
+    manifests: Path | None = None
+    values: Path | None = None
+    text: str = field(default="", init=False)
 
     def deploy(self) -> None:
         """Loads the image, applies the manifests, and waits until the plugin is ready on each node."""
