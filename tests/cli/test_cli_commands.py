@@ -108,7 +108,7 @@ def test_an_invalid_choice_is_reported_with_the_valid_choices(command: str, caps
         (["dev", "driver.py", "kill-driver"], "dra: kill-driver is a verb, so write it directly after `dra dev`: dra dev kill-driver [DRA-E001]"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
         (["reboot-node"], "dra: reboot-node is a verb of `dra dev`: did you mean `dra dev reboot-node`?"),
-        (["completion", "fsh"], "dra: SHELL: 'fsh' is not one of bash, zsh, fish, objects, nodes, namespaces, did you mean 'fish'?"),
+        (["completion", "fsh"], "dra: SHELL: 'fsh' is not one of bash, zsh, fish, objects, pods, nodes, namespaces, devices, drivers, did you mean 'fish'?"),
         (["validate"], "dra: the following arguments are required: FILE; see dra validate --help"),
         (["dev", "api-delay"], "dra: the following arguments are required: SECONDS; see dra dev api-delay --help"),
         (["dev", "--nodes", "two"], "dra: --nodes: invalid int value: 'two'; see dra dev --help"),

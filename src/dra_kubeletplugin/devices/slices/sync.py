@@ -285,10 +285,12 @@ class Syncer:
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
                     information = with_rejected_information(e, obj)
-                    text = (
-                        "the API server rejects the effect None: devices are published without informational taints: %s"
+                    log_sample(
+                        log,
+                        logging.WARNING,
+                        "the API server rejects the effect None: devices are published without informational taints: %s",
+                        sorted(information),
                     )
-                    log_sample(log, logging.WARNING, text, sorted(information))
                     devices = {d.name: d.device for d in content.devices}
                     await self._inventory.reject(reasons, common.pool, devices, information)
                 raise
