@@ -8,7 +8,7 @@ from typing import Any
 
 from dra_devkit.generations import generation_of, key_of, newest_by_pool
 from dra_devkit.scheduling.allocator.faults import AllocationError
-from dra_devkit.scheduling.allocator.pools import AllocatorPool, Candidate, gather
+from dra_devkit.scheduling.allocator.pools import AllocatorPool, gather
 from dra_devkit.scheduling.allocator.results import allocation_result
 from dra_devkit.scheduling.allocator.search import Search, SearchState
 from dra_devkit.scheduling.framework.claim_cache import taken_by
@@ -29,12 +29,6 @@ def pools_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> li
         return [s for s in slices if key_of(s) == key]
 
     return gather(slices, node, of_pool)
-
-
-def candidates_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[Candidate]:
-    """Returns the devices of the node that a claim could get, from complete and valid pools."""
-    pools = [p for p in pools_of(slices, node) if not p.incomplete and not p.invalid]
-    return [c for p in pools for c in p.candidates if c.for_node]
 
 
 def pool_faults(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[str]:

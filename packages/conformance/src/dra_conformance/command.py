@@ -29,7 +29,6 @@ from .driver_command import DriverCommand
 from .profile import ConformanceProfile, read_profile
 from .reports import (
     FORMS,
-    catalogue_text,
     conformance_report,
     failure_lines,
     progress_line,
@@ -53,11 +52,9 @@ _OTHER_COLOR = "33"
 def conformance(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for a user's mistakes."""
     selected = select_checks(args.checks)
-    if args.action == "list":
-        put(Checks(tuple(selected)), args.output, lambda found: catalogue_text(found.checks))
-        return Exit.SUCCESS
-    if args.action == "explain":
-        put(Checks(tuple(selected)), args.output, lambda _: ["\n\n".join(map(_explained, selected))])
+    if args.action != "run":
+        explained, listed = "\n\n".join(map(_explained, selected)), [f"{c.id}  {c.level:<6} {c.text}" for c in selected]
+        put(Checks(tuple(selected)), args.output, lambda _: [explained] if args.action == "explain" else listed)
         return Exit.SUCCESS
     if args.attach == bool(args.driver_cmd):
         raise SettingsError("use either --driver-cmd with the command that starts the driver, or --attach on its node")

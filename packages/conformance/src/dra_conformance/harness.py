@@ -165,8 +165,7 @@ class Harness(DriverSurroundings):
 
     async def prepared_after_retries(self, claim: Mapping[str, Any]) -> ClaimResponse:
         """Prepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
-        found = await self._retry(self.plugin.prepare, claim)
-        return found.of(claim)
+        return (await self._retry(self.plugin.prepare, claim)).of(claim)
 
     async def unprepared_after_retries(self, claim: Mapping[str, Any]) -> None:
         """Unprepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""

@@ -273,12 +273,10 @@ def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> 
 
 
 def _claim(entry: Any) -> ClaimResponse:
-    devices = [
-        DeviceResponse(
-            tuple(d.request_names), d.pool_name, d.device_name, tuple(d.cdi_device_ids), getattr(d, "share_id", "")
-        )
-        for d in getattr(entry, "devices", ())  # an unprepare response has none
-    ]
+    devices = []
+    for d in getattr(entry, "devices", ()):  # an unprepare response has none, and v1beta1 has no share
+        names, ids, share = tuple(d.request_names), tuple(d.cdi_device_ids), getattr(d, "share_id", "")
+        devices.append(DeviceResponse(names, d.pool_name, d.device_name, ids, share))
     return ClaimResponse(entry.error, tuple(devices))
 
 

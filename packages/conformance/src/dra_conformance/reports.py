@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from xml.sax.saxutils import escape, quoteattr
 
 from dra_kubeletplugin.cli.shell.output import encoded
 
-from .catalogue import ConformanceCheck, Requirement
+from .catalogue import Requirement
 from .runner import CheckOutcome, ConformanceRun, OutcomeStatus
 from .transcript import TranscriptEntry
 
@@ -178,11 +178,3 @@ def _markdown_failures(run: ConformanceRun) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-# --- the catalogue --------------------------------------------------------------------------------
-
-
-def catalogue_text(checks: Sequence[ConformanceCheck]) -> Iterator[str]:
-    for check in checks:
-        yield f"{check.id}  {check.level:<6} {check.text}"

@@ -240,18 +240,14 @@ class DriverSurroundings:
 
     async def check_alive(self) -> None:
         """Raises :class:`DriverNotReady` if the driver's process ended."""
-        if not self.driver.alive:
-            await self.driver.drain()
-            raise DriverNotReady(
-                f"the driver ended with {self.driver.ending}; its last output:\n{self.driver.last_lines}"
-            )
+        if not (driver := self.driver).alive:
+            await driver.drain()
+            raise DriverNotReady(f"the driver ended with {driver.ending}; its last output:\n{driver.last_lines}")
 
     def check_flood(self) -> None:
         """Raises :class:`RunAborted` if the driver floods the API server."""
-        if self.api.flooded:
-            raise RunAborted(
-                f"the driver floods the API server: 3000 requests within 10 s, the last one {self.api.flooded}"
-            )
+        if last := self.api.flooded:
+            raise RunAborted(f"the driver floods the API server: 3000 requests within 10 s, the last one {last}")
 
     def check_refusals(self) -> None:
         """Raises :class:`RunAborted` if the driver did not publish its devices because this API server refused a request."""
@@ -312,8 +308,9 @@ class DriverSurroundings:
         return self.api.slices(self.name)
 
     def devices(self) -> list[Candidate]:
-        """Returns the devices in complete and valid pools."""
-        return allocation.candidates_of(self.slices, self.node)
+        """Returns the devices of the node that a claim could get, from complete and valid pools."""
+        pools = [p for p in allocation.pools_of(self.slices, self.node) if not p.incomplete and not p.invalid]
+        return [c for p in pools for c in p.candidates if c.for_node]
 
     def published(self) -> frozenset[tuple[str, str]]:
         """Returns pool and name of each device, or an empty set while a pool is incomplete or devices are missing."""

@@ -135,14 +135,10 @@ async def host_paths(h: Harness) -> None:
 )
 async def other_files(h: Harness) -> None:
     """Writes a spec and a state file of another driver. Prepares and unprepares a claim, and starts the driver again."""
+    devices = [{"name": "one", "containerEdits": {"env": ["OTHER=1"]}}]
+    spec = {"cdiVersion": "0.5.0", "kind": "other.example.com/device", "devices": devices}
     foreign = {
-        h.cdi.path / "other.example.com-device.json": json.dumps(
-            {
-                "cdiVersion": "0.5.0",
-                "kind": "other.example.com/device",
-                "devices": [{"name": "one", "containerEdits": {"env": ["OTHER=1"]}}],
-            }
-        ),
+        h.cdi.path / "other.example.com-device.json": json.dumps(spec),
         h.plugins / "other.example.com" / "state.json": '{"other": true}',
     }
     for path, text in foreign.items():
