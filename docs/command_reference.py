@@ -57,7 +57,7 @@ names it: `dra: dra explain is in dra-tools: pip install dra-tools`.
 own imports. Names of pods, claims, nodes and namespaces come from the cluster of the command line, of `KUBECONFIG` or of
 `~/.kube/config`. After `dra dev VERB`, names of pods, nodes, devices and drivers come from the running `dra dev`.
 If the cluster does not respond within 0.15 s (`DRA_COMPLETION_TIMEOUT`), there are none.
-No other completion runs Python.
+All other completions run no Python.
 
 A command writes only its result to standard output. Messages, and on a terminal the progress of long work, go to standard error.
 An error is one line that begins with `dra: `. Colours are used only on terminals; `NO_COLOR` turns them off.

@@ -87,9 +87,9 @@ async def test_an_operator_sees_the_free_devices_of_each_pool_as_the_control_pla
         await cluster.wait("the controller to see the allocation", is_counted)
         assert await dra_top(cluster, "--pool-status") == 0
         lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-        assert f"{DRIVER}/node-1 4 / 4 3 / 3 1 / 1 0 / 0 -" in lines
-        assert f"{DRIVER}/node-2 4 / 4 0 / 0 4 / 4 0 / 0 -" in lines
-        assert "other.example.com/node-1 4 / 4 0 / 0 4 / 4 0 / 0 -" in lines
+        assert f"{DRIVER}/node-1 4 / 4 3 / 3 1 / 1 - / 0 0 / 0 -" in lines
+        assert f"{DRIVER}/node-2 4 / 4 0 / 0 4 / 4 - / 0 0 / 0 -" in lines
+        assert "other.example.com/node-1 4 / 4 0 / 0 4 / 4 - / 0 0 / 0 -" in lines
         found = await shown_pools(cluster, capsys, "--filter", "node-2")
         counted = {"generation": 1, "devices": 4, "allocated": 0, "available": 4, "unavailable": 0}
         assert found.keys() == {"node-2"}
@@ -128,8 +128,8 @@ async def test_views_of_1_37_and_differences_of_the_two_counts_are_shown(capsys:
         assert await dra_top(cluster, "--pool-status") == 0
         out = " ".join(capsys.readouterr().out.split())
         # The whole card is not allocated, so the control plane counts it as available; dra top counts it as blocked.
-        assert "node-1 3 / 3 1 / 1 2 / 1 0 / 1 1 of 2 half allocatable; 0 of 1 whole allocatable" in out
-        assert "node-2 1 / 1 1 / 1 0 / 0 0 / 0 memory 50Gi of 80Gi available" in out
+        assert "node-1 3 / 3 1 / 1 2 / 1 - / 1 0 / 0 1 of 2 half allocatable; 0 of 1 whole allocatable" in out
+        assert "node-2 1 / 1 1 / 1 0 / 0 - / 0 0 / 0 memory 50Gi of 80Gi available" in out
         found = await shown_pools(cluster, capsys)
         assert found["node-1"]["counted"]["partitions"] == [
             {"type": "half", "total": 2, "allocatable": 1},
@@ -145,7 +145,7 @@ async def test_a_cluster_without_the_api_shows_the_usual_page_and_says_why(capsy
         assert await dra_top(cluster, "--pool-status") == 3
         out = " ".join(capsys.readouterr().out.split())
         assert "note: this cluster does not serve resourcepoolstatusrequests.resource.k8s.io" in out
-        assert "- / 4 - / 0 - / 4 - / 0 not counted" in out
+        assert "- / 4 - / 0 - / 4 - / 0 - / 0 not counted" in out
 
 
 async def account(cluster: LocalCluster, folder: Path, *verbs: str) -> Path:
@@ -180,7 +180,7 @@ async def test_an_account_without_the_permission_sees_the_usual_page_and_the_rol
         out = " ".join(capsys.readouterr().out.split())
         assert 'the verbs create, get and delete on "resourcepoolstatusrequests" of API group "resource.k8s.io"' in out
         assert "is not deleted" not in out
-        assert "- / 4 - / 0 - / 4 - / 0 not counted" in out
+        assert "- / 4 - / 0 - / 4 - / 0 - / 0 not counted" in out
 
 
 async def test_a_request_that_the_account_may_not_delete_is_named(

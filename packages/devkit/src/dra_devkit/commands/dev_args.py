@@ -99,10 +99,11 @@ def add_verb(name: str, verb: Parser) -> None:
     verb.description = VERBS[name][0].upper() + VERBS[name][1:] + "."
     verb.add_argument("--state-dir", metavar="DIR", help="state folder of the running `dra dev`")
     add_output(verb)
+    several = "needed if there are several" if name == "set-health" else "or all; needed if there are several"
     if name in OF_NODE:
-        verb.add_argument("--node", metavar="NAME", default="", help="name of the node; needed if there are several")
+        verb.add_argument("--node", metavar="NAME", default="", help=f"name of the node; {several}")
     if name in OF_DRIVER:
-        text = "name of the driver; needed if there are several"
+        text = f"name of the driver; {several}"
         verb.add_argument("--driver", metavar="NAME", default="", help=text)
     match name:
         case "plug-function":

@@ -75,7 +75,8 @@ def state_folder(given: str | None) -> Path:
         return found[0]
     if not found:
         raise SettingsError(
-            "no `dra dev` of this user runs on this machine; if it was started with --state-dir DIR, use the same --state-dir here"
+            "no `dra dev` without --state-dir of this user runs on this machine: for one with --state-dir DIR, "
+            "use the same --state-dir here, or the KUBECONFIG that it printed"
         )
     listed = ", ".join(map(str, found))
     raise SettingsError(f"{len(found)} clusters run: select one with --state-dir or KUBECONFIG: {listed}")

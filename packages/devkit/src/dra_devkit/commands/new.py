@@ -69,7 +69,7 @@ def _option_or_input(
         return check(given)
     if not sys.stdin.isatty():
         if not default:
-            raise SettingsError(f"{flag} is needed without a terminal: see dra new --help")
+            raise SettingsError(f"{flag} is needed without a terminal: {question.rstrip(':')}; see dra new --help")
         return check(default)
     while True:
         print(f"{question}{f' ({default}):' if default else ''} ", end="", file=sys.stderr, flush=True)

@@ -174,6 +174,52 @@ async def test_workloads_are_defaulted_validated_and_scaled(curl: ApiCaller) -> 
     assert (await curl("PATCH", scale, {"spec": {"replicas": -1}}, MERGE)).status == 422
 
 
+_PERCENT = (
+    "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for "
+    "validation is '[0-9]+%')"
+)
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "faults"),
+    [
+        ("150%", 0, ['maxSurge: Invalid value: "150%": must not be greater than 100%']),
+        ("0" * 5000 + "100%", 0, []),
+        (-1, 0, ["maxSurge: Invalid value: -1: must be greater than or equal to 0"]),
+        (0, "x", [f'maxUnavailable: Invalid value: "x": {_PERCENT}', "Required value: cannot be 0 when maxSurge is 0"]),
+        ("00%", 0, ["maxUnavailable: Required value: cannot be 0 when maxSurge is 0"]),
+        (1, "10%", ["maxSurge: Invalid value: 1: may not be set when maxUnavailable is non-zero"]),
+    ],
+)
+async def test_numbers_of_a_daemon_sets_rolling_update_are_validated(
+    curl: ApiCaller, surge: int | str, unavailable: int | str, faults: list[str]
+) -> None:
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+    spec = {**DEPLOYMENT["spec"], "updateStrategy": rolling}
+    response = await curl("POST", f"{APPS}/daemonsets", {"metadata": {"name": "d"}, "spec": spec})
+    assert response.status == (422 if faults else 201)
+    assert all(fault in response.message for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "fault"),
+    [
+        ("150%", 0, ""),
+        (1, "101%", 'maxUnavailable: Invalid value: "101%": must not be greater than 100%'),
+        (0, "0%", 'maxUnavailable: Invalid value: "0%": may not be 0 when `maxSurge` is 0'),
+        ("x", 1, f'maxSurge: Invalid value: "x": {_PERCENT}'),
+    ],
+)
+async def test_numbers_of_a_deployments_rolling_update_are_validated(
+    curl: ApiCaller, surge: int | str, unavailable: int | str, fault: str
+) -> None:
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+    deployment = {"metadata": {"name": "d"}, "spec": {**DEPLOYMENT["spec"], "strategy": strategy}}
+    response = await curl("POST", f"{APPS}/deployments", deployment)
+    assert response.status == (422 if fault else 201)
+    assert fault in response.json.get("message", "")
+
+
 async def test_a_job_gets_a_selector_for_its_own_pods(curl: ApiCaller) -> None:
     """``kubectl logs job/NAME`` and ``kubectl describe`` use this selector. Without it they select the pods of all jobs."""
     jobs = "/apis/batch/v1/namespaces/default/jobs"

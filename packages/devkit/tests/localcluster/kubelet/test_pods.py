@@ -419,6 +419,16 @@ async def test_a_host_path_of_the_wrong_type_keeps_the_pod_pending(
     await harness.assert_pending()
 
 
+async def test_the_host_paths_of_a_plugins_simulated_pod_are_folders_of_its_node(harness: KubeletHarness) -> None:
+    """So the chart of a driver runs on a machine without a kubelet."""
+    paths = ("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins")
+    volumes = [{"name": f"v{i}", "hostPath": {"path": p, "type": "Directory"}} for i, p in enumerate(paths)]
+    mounts = [{"name": v["name"], "mountPath": v["hostPath"]["path"]} for v in volumes]
+    container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"], "volumeMounts": mounts}
+    await create_bound_pod(harness, containers=[container], volumes=volumes)
+    await harness.wait_until_running()
+
+
 async def test_a_container_that_violates_run_as_non_root_does_not_start(harness: KubeletHarness) -> None:
     await create_bound_pod(harness, securityContext={"runAsNonRoot": True, "runAsUser": 0})
     await harness.wait_for_event("p", "container's runAsUser breaks non-root policy")

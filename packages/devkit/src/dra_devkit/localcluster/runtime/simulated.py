@@ -30,6 +30,7 @@ from .interface import (
     Role,
     Sandbox,
 )
+from .node_files import NodeFiles
 from .simulated_behavior import PREFIX, behavior_of, outcome_of
 
 _HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs real containers"
@@ -93,7 +94,7 @@ class SimulatedRuntime:
         self._changes = Changes()
 
     def node_path(self, path: str) -> Path | None:
-        return None  # no process uses the path
+        return NodeFiles(self.state.parent / "kubelet", next(iter(self.cdi_dirs), None), self.dev).find(path)
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
         behavior = behavior_of(sandbox, container)

@@ -18,7 +18,7 @@ from .lines import Piece, Widths, device_line, group_line
 
 _NO_BREAK = "\u00a0"
 _POOL_TITLE = "pools: counted by the control plane / by dra top"
-_POOL_HEAD = ("POOL", "DEVICES", "HELD", "FREE", "UNAVAILABLE", "MORE")
+_POOL_HEAD = ("POOL", "DEVICES", "HELD", "FREE", "BLOCKED", "UNAVAILABLE", "MORE")
 _CODES = {"bold red": "1;31", "bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -70,7 +70,8 @@ def _pool(row: PoolRow) -> tuple[str, ...]:
         (found.devices, row.devices),
         (found.allocated, row.held),
         (found.available, row.free),
-        (found.unavailable, row.blocked + row.unavailable),
+        (None, row.blocked),  # the control plane counts blocked devices as available
+        (found.unavailable, row.unavailable),
     )
     more = [f"{p.allocatable} of {p.total} {p.type} allocatable" for p in found.partitions]
     more += [f"{c.name} {c.available} of {c.total} available" for c in found.capacity]

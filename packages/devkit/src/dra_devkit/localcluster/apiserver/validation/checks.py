@@ -21,6 +21,12 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
 
 IMMUTABLE = "field is immutable"
 _PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_PERCENT = re.compile(r"[0-9]+%")
+_PERCENT_RULE = (
+    "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for "
+    "validation is '[0-9]+%')"
+)
+_ABOVE_100 = re.compile(r"0*(10[1-9]|1[1-9][0-9]|[2-9][0-9]{2}|[1-9][0-9]{3,})%")
 
 
 def missing(obj: ReadOnlyJSON, path: str, *fields: str) -> list[FieldError]:
@@ -50,6 +56,17 @@ def positive(obj: ReadOnlyJSON, path: str, field: str, rule: str = "must be grea
 
 def between(number: int, path: str, low: int, high: int) -> list[FieldError]:
     return [] if low <= number <= high else [invalid(path, number, f"must be between {low} and {high}, inclusive")]
+
+
+def number_or_percent(value: int | str, path: str) -> list[FieldError]:
+    """Rejects a negative number, and text that is not a percentage."""
+    if isinstance(value, int):
+        return [] if value >= 0 else [invalid(path, value, "must be greater than or equal to 0")]
+    return [] if _PERCENT.fullmatch(value) else [invalid(path, value, _PERCENT_RULE)]
+
+
+def at_most_100_percent(value: int | str, path: str) -> list[FieldError]:
+    return [invalid(path, value, "must not be greater than 100%")] if _ABOVE_100.fullmatch(str(value)) else []
 
 
 def port(value: Any, path: str) -> list[FieldError]:

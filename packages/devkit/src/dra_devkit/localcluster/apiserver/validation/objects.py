@@ -21,7 +21,19 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import (
 from ....validation import metadata
 from ..kinds import ServedKind
 from . import policies
-from .checks import IMMUTABLE, at_least, choice, label_selector, missing, optional_choice, port, positive, quantity
+from .checks import (
+    IMMUTABLE,
+    at_least,
+    at_most_100_percent,
+    choice,
+    label_selector,
+    missing,
+    number_or_percent,
+    optional_choice,
+    port,
+    positive,
+    quantity,
+)
 from .network_policies import validate_network_policy
 from .pod_groups import validate_group, validate_group_status
 from .pods import validate_pod, validate_template, validate_update
@@ -30,6 +42,7 @@ from .pool_status_requests import validate_request, validate_request_status
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _MAX_DATA = 1024 * 1024
+_NOT_ZERO = re.compile(r"-?[0-9]*[1-9][0-9]*%?")
 _RBAC_GROUP = "rbac.authorization.k8s.io"
 _POD_GROUPS = "podgroups.scheduling.k8s.io"
 _POOL_STATUS_REQUESTS = "resourcepoolstatusrequests.resource.k8s.io"
@@ -201,19 +214,42 @@ def _workload(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     return out + validate_template(template, "spec.template")
 
 
+def _deployment(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
+    out = _workload(obj, old)
+    strategy = _spec(obj).get("strategy") or {}
+    if strategy.get("type") != "RollingUpdate":
+        return out
+    unavailable, surge, where = _rolling_update(strategy, "spec.strategy")
+    out += number_or_percent(unavailable, f"{where}.maxUnavailable") + number_or_percent(surge, f"{where}.maxSurge")
+    if not _is_not_zero(unavailable) and not _is_not_zero(surge):
+        out.append(invalid(f"{where}.maxUnavailable", unavailable, "may not be 0 when `maxSurge` is 0"))
+    return out + at_most_100_percent(unavailable, f"{where}.maxUnavailable")
+
+
 def _daemon_set(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
     out = _workload(obj, old)
     strategy = _spec(obj).get("updateStrategy") or {}
     if strategy.get("type") != "RollingUpdate":
         return out
-    rolling = strategy.get("rollingUpdate") or {}
-    unavailable, surge = (str(rolling.get(k, 0)).strip("0%") for k in ("maxUnavailable", "maxSurge"))
-    where = "spec.updateStrategy.rollingUpdate"
-    if unavailable and surge:
-        out.append(invalid(f"{where}.maxSurge", rolling["maxSurge"], "may not be set when maxUnavailable is non-zero"))
-    elif not unavailable and not surge:
+    unavailable, surge, where = _rolling_update(strategy, "spec.updateStrategy")
+    for check in (number_or_percent, at_most_100_percent):
+        out += check(unavailable, f"{where}.maxUnavailable") + check(surge, f"{where}.maxSurge")
+    if _is_not_zero(unavailable) and _is_not_zero(surge):
+        out.append(invalid(f"{where}.maxSurge", surge, "may not be set when maxUnavailable is non-zero"))
+    elif not _is_not_zero(unavailable) and not _is_not_zero(surge):
         out.append(required(f"{where}.maxUnavailable", "cannot be 0 when maxSurge is 0"))
     return out
+
+
+def _rolling_update(strategy: ReadOnlyJSON, path: str) -> tuple[int | str, int | str, str]:
+    """Returns ``maxUnavailable`` and ``maxSurge`` of a strategy with defaults, and the path of their mapping."""
+    rolling = strategy.get("rollingUpdate") or {}
+    return rolling.get("maxUnavailable", 0), rolling.get("maxSurge", 0), f"{path}.rollingUpdate"
+
+
+def _is_not_zero(value: int | str) -> bool:
+    """Returns whether a number or a percentage is not 0. Text without a number counts as 0, as in Kubernetes."""
+    return bool(_NOT_ZERO.fullmatch(str(value)))
 
 
 def _job(obj: ReadOnlyJSON, old: ReadOnlyJSON | None) -> list[FieldError]:
@@ -311,7 +347,7 @@ _RULES: Mapping[str, Callable[[ReadOnlyJSON, ReadOnlyJSON | None], list[FieldErr
     "services": _service,
     "events": _event,
     "resourcequotas": _quota,
-    "deployments.apps": _workload,
+    "deployments.apps": _deployment,
     "replicasets.apps": _workload,
     "daemonsets.apps": _daemon_set,
     "jobs.batch": _job,
