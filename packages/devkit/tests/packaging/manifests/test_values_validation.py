@@ -49,7 +49,11 @@ from packages.devkit.tests.packaging.manifests.rendering import (
         ({"features": {"certManager": True}}, "certManager needs the feature webhook: switch webhook on"),
         ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
         ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is not text: write it in quotes, "8"'),
-        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set this variable"),
+        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set this variable: see the values name,"),
+        (
+            {"options": {"LOG_LEVEL": "debug"}},
+            "options.LOG_LEVEL: the manifests set this variable: set the value logLevel",
+        ),
         ({"options": {"A-B": "n"}}, "options.A-B: not a valid name of an environment variable"),
         ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize removes"),
         ({"options": ["A"]}, "options: a list, not a mapping of names to values"),

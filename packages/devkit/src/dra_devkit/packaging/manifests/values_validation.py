@@ -109,9 +109,11 @@ def _option_errors(source: ManifestSource, options: JSON) -> Iterator[PlacedText
         if not re.fullmatch(OPTION, name):
             yield PlacedText(f"options.{name}", "not a valid name of an environment variable")
         elif name in source.variables:
-            yield PlacedText(
-                f"options.{name}", f"the manifests set this variable; see the values {', '.join(source.parameters)}"
+            own = re.sub("_(.)", lambda found: found[1].upper(), name.lower())  # LOG_LEVEL is the value logLevel
+            todo = (
+                f"set the value {own}" if own in source.parameters else f"see the values {', '.join(source.parameters)}"
             )
+            yield PlacedText(f"options.{name}", f"the manifests set this variable: {todo}")
         elif not isinstance(value, str):
             written = str(value).lower() if isinstance(value, bool) else value
             yield PlacedText(f"options.{name}", f'{_shown(value)} is not text: write it in quotes, "{written}"')
