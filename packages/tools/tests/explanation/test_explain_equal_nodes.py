@@ -108,6 +108,22 @@ def test_lists_with_a_common_item_differ_from_lists_without_one() -> None:
     assert explain(Snapshot.of(objects), "p").nodes == ("n-1",)
 
 
+@pytest.mark.parametrize(
+    "selectors", [(), (f'"card" in device.attributes["{DRIVER}"] || true',)], ids=["unread", "read"]
+)
+def test_the_name_of_an_attribute_with_and_without_the_domain_is_compared(selectors: tuple[str, ...]) -> None:
+    objects = [device_class(), claim("c", [request(2, *selectors)], [{"matchAttribute": f"{DRIVER}/card"}]), pod("c")]
+    for name, other in (("n-0", "b"), ("n-1", "a")):
+        own, foreign = device(name, 0, "small"), device(name, 1, "small")
+        own["attributes"]["card"] = {"string": "a"}
+        foreign["attributes"][f"{DRIVER}/card"] = {"string": other}
+        pool = {"name": f"{name}-other", "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": "nic.example.com", "nodeName": name, "pool": pool, "devices": [foreign]}
+        nic = {"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": f"{name}-nic"}, "spec": spec}
+        objects += [node(name), *slices(name, [own], []), nic]
+    assert explain(Snapshot.of(objects), "p").nodes == ("n-1",)
+
+
 def test_equal_taints_of_a_rule_and_of_the_driver_are_separate_reasons() -> None:
     taint = {"key": "a", "effect": "NoSchedule"}
     rule = {

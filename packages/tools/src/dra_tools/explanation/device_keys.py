@@ -62,8 +62,13 @@ class DeviceKeys:
         own: Iterable[ReadOnlyJSON] = (),
     ) -> None:
         self._view = view
-        self._names = None if selected is None else sorted(selected)
-        self._compared = [] if selected is None else sorted(compared - selected)
+        own_names = {_own_name(name) for name in selected or ()}
+        read = None if selected is None else selected | {name for name in compared if _own_name(name) in own_names}
+        self._names = None if read is None else sorted(read)
+        # A driver may omit its own domain, so an attribute has two names, whose values are compared with each other.
+        self._compared: dict[str, list[str]] = {}
+        for name in sorted(set() if read is None else compared - read):
+            self._compared.setdefault(_own_name(name), []).append(name)
         self._own = {(r["driver"], r["pool"]) for claim in own for r in results_of(claim)}
         # The contents of all pools are the same for all pods; None for a pool that has no content.
         self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault("pools", {})
@@ -110,7 +115,8 @@ class DeviceKeys:
             pools.append((driver, totals, tuple(selected for selected, _ in read)))
             attributes.append([devices[i][1] for _, i in read])
         order = sorted(range(len(pools)), key=pools.__getitem__)
-        patterns = [_pattern([a.get(name) for k in order for a in attributes[k]]) for name in self._compared]
+        ordered = [a for k in order for a in attributes[k]]
+        patterns = [_pattern([a.get(name) for name in names for a in ordered]) for names in self._compared.values()]
         return self._numbers.setdefault((tuple(pools[k] for k in order), *patterns), len(self._numbers))
 
     def _selected(self, attributes: ReadOnlyJSON) -> Iterable[bytes]:
@@ -142,6 +148,11 @@ class DeviceKeys:
             return None
         totals = msgspec.json.encode([s["counters"] for s in sets], order="sorted") if sets else b""
         return key[0], totals, content
+
+
+def _own_name(attribute: str) -> str:
+    """Returns the name of an attribute without its domain, as the driver with this domain may write it."""
+    return attribute.rpartition("/")[2]
 
 
 def _pattern(values: Iterable[ReadOnlyJSON | None]) -> Hashable:
