@@ -124,6 +124,19 @@ def test_the_name_of_an_attribute_with_and_without_the_domain_is_compared(select
     assert explain(Snapshot.of(objects), "p").nodes == ("n-1",)
 
 
+def test_a_device_with_a_share_without_capacity_differs_from_a_free_device() -> None:
+    objects = [device_class(), claim("c", [request(1, "!device.allowMultipleAllocations")]), pod("c")]
+    for name in ("n-0", "n-1"):
+        uses = {"consumesCounters": [{"counterSet": "set", "counters": {"memory": {"value": "80Gi"}}}]}
+        shared = device(name, 0, "small", allowMultipleAllocations=True, **uses)
+        del shared["capacity"]
+        counters = [{"name": "set", "counters": {"memory": {"value": "80Gi"}}}]
+        objects += [node(name), *slices(name, [shared, device(name, 1, "small", **uses)], counters)]
+    holder = allocated_claim("holder", "n-0", ["d-n-0-0"])
+    holder["status"]["allocation"]["devices"]["results"][0]["shareID"] = "2b7b1ff0-7f3a-4b8e-9b0e-0f5d5e1f2a3b"
+    assert explain(Snapshot.of([*objects, holder]), "p").nodes == ("n-1",)
+
+
 def test_equal_taints_of_a_rule_and_of_the_driver_are_separate_reasons() -> None:
     taint = {"key": "a", "effect": "NoSchedule"}
     rule = {

@@ -174,7 +174,7 @@ def _content(pool: PoolKey, device: ReadOnlyJSON, use: AllocatedState, sets: Map
     ]
     named = DeviceId(*pool, device["name"])
     shares = use.shares.get(named)
-    consumed = str(sorted((n, str(a)) for n, a in shares.items())) if shares else ""
+    consumed = "" if shares is None else str(sorted((n, str(a)) for n, a in shares.items()))
     return msgspec.json.encode(compared, order="sorted"), named in use.devices, consumed
 
 
