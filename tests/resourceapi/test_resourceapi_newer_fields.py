@@ -217,6 +217,7 @@ async def test_1_34_withholds_a_device_that_it_rejects_for_another_reason_too() 
         ({"extra": {MAPPINGS: [{"cpu": {}}]}}, f"extra: {MAPPINGS} is list: use a mapping"),
         ({"extra": {MAPPINGS: {"cpu": "50m"}}}, f"extra: {MAPPINGS}['cpu'] is str: use a mapping with allocationMultiplier"),
         ({"extra": {MAPPINGS: {"cpu": {"allocationMultiplier": 2}}}}, "is int: use a quantity as text"),
+        ({"extra": {MAPPINGS: {"cpu": None}}}, "['cpu'] is NoneType: use a mapping with allocationMultiplier"),
         ({"extra": {MAPPINGS: {"cpu": {"allocationMultiplier": "2 x"}}}}, "allocationMultiplier: "),
         ({"compatibility_groups": {"x": ["a"]}}, "consumes no counters of this counter set"),
         ({"consumes_counters": {"x": {"c": 1}}, "compatibility_groups": {"x": "ab"}}, "use a list of str"),

@@ -48,8 +48,6 @@ def _has_names(value: object) -> bool:
 
 def _wrong_types(value: Any, type_name: str, path: str) -> Iterator[str]:
     """Yields a sentence for each value that has another type than in the table of fields. Fields that it does not have are accepted."""
-    if value is None:
-        return
     if type_name.startswith("[]"):
         if not isinstance(value, list | tuple):
             yield f"{path} is {kind_of(value)}: use a list"
@@ -66,11 +64,14 @@ def _wrong_types(value: Any, type_name: str, path: str) -> Iterator[str]:
         if not isinstance(value, Mapping):
             yield f"{path} is {kind_of(value)}: use a mapping with {', '.join(known)}"
             return
-        for name in known.keys() & value.keys():
-            yield from _wrong_types(value[name], known[name].type, f"{path}.{name}".removeprefix("."))
+        for name, row in known.items():
+            if value.get(name) is not None:
+                yield from _wrong_types(value[name], row.type, f"{path}.{name}".removeprefix("."))
     elif type_name == "Quantity":
         yield from _wrong_quantity(value, path)
-    elif (types := _SCALARS.get(type_name)) and (not isinstance(value, types) or (types != (bool,) and value is True)):
+    elif (types := _SCALARS.get(type_name)) and (
+        not isinstance(value, types) or (types != (bool,) and isinstance(value, bool))
+    ):
         yield f"{path} is {kind_of(value)}: use {types[0].__name__}"
 
 
