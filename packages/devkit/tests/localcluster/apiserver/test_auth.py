@@ -67,3 +67,44 @@ async def test_roles_limit_the_requests_of_a_service_account(curl: ApiCaller) ->
     assert (await curl("POST", REVIEWS, review_request, headers=bearer)).json["status"]["allowed"] is False
     impersonated = await curl("GET", pods, headers={**bearer, "Impersonate-User": "admin"})
     assert impersonated.status == 403
+
+
+PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
+GET_POD = {"verb": "get", "resource": "pods", "name": "a"}
+STATUS = {"verb": "get", "resource": "pods", "subresource": "status", "name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "asked", "allowed"),
+    [
+        (PODS, GET_POD, True),
+        ({**PODS, "verbs": ["list"]}, GET_POD, False),
+        ({**PODS, "verbs": ["*"]}, GET_POD, True),
+        ({**PODS, "apiGroups": ["apps"]}, GET_POD, False),
+        ({**PODS, "apiGroups": ["*"]}, GET_POD, True),
+        ({**PODS, "resourceNames": ["a", "b"]}, GET_POD, True),
+        ({**PODS, "resourceNames": ["b"]}, GET_POD, False),
+        ({**PODS, "resourceNames": ["a"]}, {"verb": "get", "resource": "pods"}, False),
+        ({**PODS, "resourceNames": ["*"]}, GET_POD, False),
+        (PODS, STATUS, False),
+        ({**PODS, "resources": ["pods/status"]}, STATUS, True),
+        ({**PODS, "resources": ["pods/status"]}, GET_POD, False),
+        ({**PODS, "resources": ["*/status"]}, STATUS, True),
+        ({**PODS, "resources": ["*/status"]}, GET_POD, False),
+        ({**PODS, "resources": ["*"]}, STATUS, True),
+        ({**PODS, "resources": ["pods/*"]}, STATUS, False),
+    ],
+)
+async def test_a_rule_covers_the_requests_that_it_covers_in_kubernetes(
+    curl: ApiCaller, rule: dict[str, list[str]], asked: dict[str, str], allowed: bool
+) -> None:
+    await curl.make(f"{RBAC}/clusterroles", {"metadata": {"name": "r"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "b"},
+        "roleRef": {"kind": "ClusterRole", "name": "r"},
+        "subjects": [{"kind": "User", "name": "jane"}],
+    }
+    await curl.make(f"{RBAC}/clusterrolebindings", binding)
+    review_request = {"spec": {"user": "jane", "resourceAttributes": asked}}
+    review = await curl.make("/apis/authorization.k8s.io/v1/subjectaccessreviews", review_request)
+    assert review["status"]["allowed"] is allowed
