@@ -116,6 +116,7 @@ def require_shell(shell: str) -> None:
         ("dra dev write-sysfs a b --no", "dra dev write-sysfs a b --node"),
         ("dra dev set-health gpu-0 healthy --effect NoS", "dra dev set-health gpu-0 healthy --effect NoSchedule"),
         ("dra dev drop-fields taints perD", "dra dev drop-fields taints perDeviceNodeSelection"),
+        ("dra new x --with shared", "dra new x --with shared-step"),
         ("dra dev serve-versions v1beta1 v1beta2 v1al", "dra dev serve-versions v1beta1 v1beta2 v1alpha3"),
         ("dra dev plug-function mani", "dra dev plug-function manifest.yaml"),
         ("dra run --cdi-r", "dra run --cdi-root"),

@@ -17,8 +17,9 @@ from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.options import refuse
 from dra_kubeletplugin.cli.shell.parsing import COMMANDS, Parser
 
-from ..kubernetes_releases import API_VERSIONS
+from ..kubernetes_releases import API_VERSIONS, RELEASES
 from ..localcluster.apiserver.faults import GATED
+from ..packaging.scaffold.names import FEATURES
 from .dev_args import OF_DRIVER, OF_NODE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -55,7 +56,8 @@ _LIVE = {
     **{(f"dra dev {verb}", "driver"): "drivers" for verb in OF_DRIVER},
 }
 """The kind of objects that complete an argument, by command and argument."""
-_WORDS = {("dra dev drop-fields", "fields"): GATED, ("dra dev serve-versions", "versions"): API_VERSIONS}
+_WORDS = {"fields": GATED, "versions": API_VERSIONS, "kubernetes": RELEASES, "features": FEATURES}
+"""The words that complete an argument of any command."""
 # The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
 # below expand `~`, because the shell passes it as it was typed.
 _PRINT_FLAGS = (
@@ -177,7 +179,7 @@ def _set_completers(parser: Parser) -> None:
             action.complete = _UIDS  # type: ignore[attr-defined]
         elif kind := _LIVE.get((parser.prog, action.dest)):
             action.complete = _live(kind)  # type: ignore[attr-defined]
-        elif words := _WORDS.get((parser.prog, action.dest)):
+        elif words := _WORDS.get(action.dest):
             action.complete = _words(action.dest, words)  # type: ignore[attr-defined]
         elif not action.option_strings and not action.choices:
             action.complete = _words("nothing", ())  # type: ignore[attr-defined]
