@@ -204,8 +204,9 @@ class LeaseLostError(DraError):
 
 
 class RecordsError(DraError):
-    """The claim records cannot be read or written."""
+    """The claim records cannot be read or written. ``denied`` is whether this process lacks the permission."""
 
+    denied = False
     code = "DRA-E010"
     reason = "RECORDS_UNAVAILABLE"
     help = (

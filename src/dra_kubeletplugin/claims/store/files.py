@@ -208,9 +208,11 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
     if isinstance(e, OSError) and e.errno == errno.EROFS:
         return RecordsError(f"{path} is read-only: mount the kubelet's root read-write")
     if isinstance(e, PermissionError):
-        return RecordsError(
+        error = RecordsError(
             f"{path} may not be read or written ({e.strerror}): see its owner and mode, and the node's security policy, such as SELinux"
         )
+        error.denied = True
+        return error
     if isinstance(e, NotADirectoryError | FileExistsError):
         return RecordsError(
             f"{path} is not a folder: put the folder in its place; if it is lost, remove this path, and the plugin writes its records again"

@@ -27,10 +27,15 @@ class CdiInjectError(Exception):
 
 
 class CdiCache:
-    """The usable devices of some folders. ``dirs`` begins with the lowest priority. The folders are read once, at creation."""
+    """The usable devices of some folders. ``dirs`` begins with the lowest priority. The folders are read once, at creation.
+
+    ``errors`` has the faults of each file, as the Go library reports them. The files in ``conflicting`` are valid, but have a device that
+    another file of the same folder has too.
+    """
 
     def __init__(self, dirs: Sequence[Path] = DEFAULT_DIRS) -> None:
         self.errors: dict[str, list[str]] = {}
+        self.conflicting: set[str] = set()
         self.devices: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = {}
         self._priority: dict[str, int] = {}
         conflicts: set[str] = set()
@@ -63,6 +68,7 @@ class CdiCache:
                 message = f'conflicting device "{name}" (specs "{path}", "{other}")'
                 self._fault(path, message)
                 self._fault(other, message)
+                self.conflicting |= {str(path), str(other)}
                 conflicts.add(name)
                 continue
             self.devices[name] = (path, spec, device)

@@ -40,9 +40,8 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
             specs = ClaimSpecs(cdi_root, driver)
             files = set(specs.uids())
         except RecordsError as e:
-            yield (unknown if "permission" in e.message.lower() or "readonly" in e.message.lower() else failure)(
-                "records", e.message, e.help
-            )
+            judgement = unknown if e.denied else failure
+            yield judgement("records", e.message, e.help)
             continue
         except (OSError, ValueError) as e:
             yield denied("records", e) if isinstance(e, OSError) else unknown("records", f"{path}: {e}")

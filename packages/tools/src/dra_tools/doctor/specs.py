@@ -36,7 +36,7 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
         yield denied("CDI", e)
         return
     for path, faults in sorted(cache.errors.items()):
-        yield from _unusable(Path(path), faults)
+        yield from _unusable(Path(path), faults, path in cache.conflicting)
     for folder, names in ignored.items():
         if names:
             text = f"runtimes ignore {join_names(names)} in {folder}: they read only files whose names end with {' or '.join(SUFFIXES)}"
@@ -55,7 +55,7 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
     yield ok("CDI", f"{', '.join(map(str, there))}: {counted}")
 
 
-def _unusable(path: Path, faults: Sequence[str]) -> Iterator[Finding]:
+def _unusable(path: Path, faults: Sequence[str], conflicting: bool) -> Iterator[Finding]:
     """Yields the findings for a file that runtimes cannot use, or that was not read here."""
     try:
         mode, size = path.stat().st_mode, path.stat().st_size
@@ -77,13 +77,12 @@ def _unusable(path: Path, faults: Sequence[str]) -> Iterator[Finding]:
             "check which driver writes it",
         )
     else:
+        todo = (
+            "the runtime uses neither of the two files: remove one"
+            if conflicting
+            else "the runtime ignores this file: remove it, or restart its driver"
+        )
         for fault in faults:
-            twice = fault.startswith("conflicting")
-            todo = (
-                "the runtime uses neither of the two files: remove one"
-                if twice
-                else "the runtime ignores this file: remove it, or restart its driver"
-            )
             yield failure("CDI", f"{path}: {fault}", todo)
 
 
