@@ -24,6 +24,7 @@ from .sockets import MAX_PATH, hidden_name, is_live, lock_of
 
 log = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between checks of the socket file
+_TRIES = 3
 _KEPT = 4  # servers: those whose file was removed still finish their calls
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
@@ -131,6 +132,17 @@ class UnixServer:
         return (found.st_dev, found.st_ino) == self.inode
 
     async def _bind(self) -> None:
+        """Binds. Retries if another driver's start removed the hidden socket as stale, before the socket had a listener."""
+        for attempts in reversed(range(_TRIES)):
+            try:
+                await self._bind_once()
+            except SocketError as e:
+                if not attempts or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
+                    raise
+            else:
+                return
+
+    async def _bind_once(self) -> None:
         self._check()
         hidden = self.path.with_name(hidden_name(self._token, self._bound))
         self._bound += 1

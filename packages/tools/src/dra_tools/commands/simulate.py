@@ -21,7 +21,7 @@ from dra_kubeletplugin.cli.shell.options import given, refuse
 from dra_kubeletplugin.cli.shell.output import columns, put
 from dra_kubeletplugin.driver import Driver, load_driver, make
 from dra_kubeletplugin.driver.config import objects as opaque
-from dra_kubeletplugin.errors import SettingsError, printable
+from dra_kubeletplugin.errors import DraError, SettingsError, printable
 from dra_kubeletplugin.kube import KubeClient
 
 from .. import Fit, Simulation, Snapshot, simulate
@@ -60,7 +60,11 @@ def _check(args: argparse.Namespace) -> None:
 
 def _simulated(args: argparse.Namespace) -> int:
     found_files = read_files(args.files)
-    release = args.kubernetes if args.hosts else _server_release(args)
+    try:
+        release = args.kubernetes if args.hosts else _server_release(args)
+    except DraError:
+        validated(found_files, new=True)  # mistakes in files are reported also without a cluster
+        raise
     manifests = validated(found_files, release, new=True)
     with Progress() as progress:
         snapshot, namespace, notes = (
