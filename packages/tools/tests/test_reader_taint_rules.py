@@ -20,10 +20,10 @@ from dra_tools.doctor import Level, cluster, published
 from dra_tools.reader import served_as
 from dra_tools.usage.rows import DeviceUse
 from dra_tools.watcher import ClusterWatcher
+from packages.tools.tests.accounts import token_with_rules
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
 from tests.helpers.waiting import wait_until
 
-RBAC = "rbac.authorization.k8s.io"
 SPEC = {"deviceSelector": {"device": "d0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
 NODE = {
     "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}},
@@ -107,16 +107,10 @@ async def test_the_doctor_names_the_rule_of_a_taint() -> None:
 
 @pytest.mark.parametrize("version", RELEASES)
 async def test_the_doctor_checks_the_permission_for_rules_if_the_server_serves_them(version: str) -> None:
-    accounts = "/api/v1/namespaces/default/serviceaccounts"
     rules = [{"apiGroups": [p.group], "resources": [p.resource], "verbs": [p.verb]} for p in cluster.READER]
     allowed = [r for r in rules if r["resources"] != [TAINT_RULES.plural]]
-    subject = {"kind": "ServiceAccount", "name": "reader", "namespace": "default"}
-    binding = {"roleRef": {"kind": "ClusterRole", "name": "reader"}, "subjects": [subject]}
     async with running_server(version) as admin:
-        await admin.call("POST", accounts, {"metadata": {"name": "reader"}})
-        for plural, content in (("clusterroles", {"rules": allowed}), ("clusterrolebindings", binding)):
-            await admin.create(Resource(RBAC, "v1", plural), {"metadata": {"name": "reader"}, **content})
-        token = (await admin.call("POST", f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
+        token = await token_with_rules(admin, allowed)
         config = replace(admin.config, credentials=Credentials(f"Bearer {token}"))
         async with KubeClient(config) as reader:
             (found,) = [f async for f in cluster.look(reader, cluster.READER) if f.topic == "permissions"]

@@ -13,13 +13,11 @@ import pytest
 import yaml
 
 from dra_devkit.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS
+from packages.tools.tests.accounts import token_with_rules, write_kubeconfig
 from tests.docs.symptoms import event_message
 from tests.helpers.objects import claim, device_class, pod, slice_of, template
-
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @pytest.fixture
@@ -154,37 +152,9 @@ async def test_explain_distinguishes_a_cluster_without_dra_from_a_missing_object
 
 async def reader(cluster: LocalCluster, tmp_path: Path, *resources: str) -> Path:
     """Returns a kubeconfig of an account that may list these resources everywhere, and pods and claims of its own namespace."""
-
-    async def post(path: str, body: JSON) -> JSON:
-        return await cluster.client.call("POST", path, body)
-
-    accounts = "/api/v1/namespaces/default/serviceaccounts"
-    await post(accounts, {"metadata": {"name": "reader"}})
-    token = (await post(f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
-    subjects = [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]
-    everywhere = [{"apiGroups": ["*"], "resources": list(resources), "verbs": ["list"]}]
-    await post(f"{RBAC}/clusterroles", {"metadata": {"name": "r"}, "rules": everywhere})
-    await post(
-        f"{RBAC}/clusterrolebindings",
-        {"metadata": {"name": "r"}, "roleRef": {"kind": "ClusterRole", "name": "r"}, "subjects": subjects},
-    )
-    own = [
-        {
-            "apiGroups": ["*"],
-            "resources": ["pods", "resourceclaims", "resourceclaimtemplates", "events"],
-            "verbs": ["list"],
-        }
-    ]
-    await post(f"{RBAC}/namespaces/default/roles", {"metadata": {"name": "r"}, "rules": own})
-    await post(
-        f"{RBAC}/namespaces/default/rolebindings",
-        {"metadata": {"name": "r"}, "roleRef": {"kind": "Role", "name": "r"}, "subjects": subjects},
-    )
-    config = json.loads(cluster.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    file = tmp_path / "kubeconfig"
-    file.write_text(json.dumps(config))
-    return file
+    own = ["pods", "resourceclaims", "resourceclaimtemplates", "events"]
+    everywhere, there = ([{"apiGroups": ["*"], "resources": r, "verbs": ["list"]}] for r in (list(resources), own))
+    return write_kubeconfig(cluster, tmp_path, await token_with_rules(cluster.client, everywhere, there))
 
 
 async def test_explain_names_missing_permissions_and_explains_the_rest(

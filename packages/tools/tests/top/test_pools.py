@@ -22,10 +22,10 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube.resource import CLAIMS, POOL_STATUS_REQUESTS
 from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_tools.top.pools import count_pools
+from packages.tools.tests.accounts import token_with_rules, write_kubeconfig
 from tests.helpers.objects import DRIVER, claim, slice_of
 from tests.helpers.usage_examples import node
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 FOUR = ["d0", "d1", "d2", "d3"]
 
 
@@ -150,24 +150,12 @@ async def test_a_cluster_without_the_api_shows_the_usual_page_and_says_why(capsy
 
 async def account(cluster: LocalCluster, folder: Path, *verbs: str) -> Path:
     """Returns a kubeconfig of an account that may list all objects, and use these verbs on requests."""
-    accounts = "/api/v1/namespaces/default/serviceaccounts"
-    await cluster.client.call("POST", accounts, {"metadata": {"name": "reader"}})
-    token = (await cluster.client.call("POST", f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["list"]}]
     if verbs:
         rules.append(
             {"apiGroups": ["resource.k8s.io"], "resources": [POOL_STATUS_REQUESTS.plural], "verbs": list(verbs)}
         )
-    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "r"}, "rules": rules})
-    subjects = [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]
-    role = {"kind": "ClusterRole", "name": "r"}
-    binding = {"metadata": {"name": "r"}, "roleRef": role, "subjects": subjects}
-    await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
-    config = json.loads(cluster.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(config))
-    return file
+    return write_kubeconfig(cluster, folder, await token_with_rules(cluster.client, rules))
 
 
 async def test_an_account_without_the_permission_sees_the_usual_page_and_the_role_to_ask_for(

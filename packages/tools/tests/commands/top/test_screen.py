@@ -23,6 +23,7 @@ from dra_tools.commands.top.table import table
 from dra_tools.top import live as live_overview
 from dra_tools.top.live import LiveOverview
 from dra_tools.watcher import ClusterWatcher
+from packages.tools.tests.accounts import NAME, RBAC, token_with_rules
 from packages.tools.tests.commands.top.static_overview import StaticOverview
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
 from tests.helpers.usage_examples import CARDS
@@ -35,7 +36,6 @@ from dra_kubeletplugin.base.json_types import JSON
 from dra_tools.commands.top.rows import Rows
 from dra_tools.commands.top.screen import Sheet, Top
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 A = "resource.kubernetes.io/"
 
 
@@ -289,19 +289,13 @@ async def test_an_outage_of_the_api_server_is_shown_with_its_start_time_until_it
 
 async def config_with_rules(cluster: LocalCluster, *rules: JSON) -> ApiConfig:
     """Returns the configuration of an account that has only these rules."""
-    subject = {"kind": "ServiceAccount", "name": "default", "namespace": "default"}
-    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"}
-    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": list(rules)})
-    binding = {"metadata": {"name": "some"}, "roleRef": ref, "subjects": [subject]}
-    await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
-    path = "/api/v1/namespaces/default/serviceaccounts/default/token"
-    token = (await cluster.client.call("POST", path, {"spec": {}}))["status"]["token"]
-    return ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
+    return ApiConfig(cluster.config.server, cluster.config.tls, Token(await token_with_rules(cluster.client, rules)))
 
 
 async def replace_rules(cluster: LocalCluster, *rules: JSON) -> None:
-    found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
-    await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": list(rules)})
+    role = f"{RBAC}/clusterroles/{NAME}"
+    found = await cluster.client.call("GET", role)
+    await cluster.client.call("PUT", role, {**found, "rules": list(rules)})
 
 
 EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}
