@@ -8,6 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
+from dra_devkit.generations import PoolKey, key_of, newest_by_pool
 from dra_devkit.kubernetes_releases import API_VERSIONS, POD_GROUP_VERSIONS, all_versions
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.errors import ApiError, QuestionError
@@ -127,6 +130,26 @@ async def take(
         if SLICES in kinds:
             await reader.read(SLICES, attributes)
     return Snapshot.by_plural(reader.found, reader.gaps.values(), live=True, version=await server_version(client))
+
+
+async def slices_of_incomplete_pools(
+    client: KubeClient, resource: Resource, slices: Sequence[JSON], decode: Callable[[msgspec.Raw], JSON] = as_json
+) -> dict[PoolKey, list[JSON]]:
+    """Returns all slices of each pool that looks incomplete in the slices of one node.
+
+    The others may have no ``nodeName``, such as slices of counters, or may belong to other nodes.
+
+    Raises :class:`.ApiError`.
+    """
+    pools = newest_by_pool(slices)
+    out: dict[PoolKey, list[JSON]] = {
+        key: [] for key, parts in pools.items() if len(parts) != parts[0]["spec"]["pool"]["resourceSliceCount"]
+    }
+    for driver in sorted({driver for driver, _ in out}):
+        for sl in await read_all(client, resource, decode, fields=f"spec.driver={driver}"):
+            if key_of(sl) in out:
+                out[key_of(sl)].append(sl)
+    return out
 
 
 async def server_version(client: KubeClient) -> str:

@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import dataclasses
 import sys
+from itertools import chain
+
+import msgspec
 
 from dra_devkit.commands.described_cluster import allocatable, cluster_of, host_kinds
 from dra_devkit.commands.progress import Progress
-from dra_devkit.generations import key_of, newest_by_pool
+from dra_devkit.generations import key_of
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.terminal import on_one_line
@@ -23,7 +26,7 @@ from dra_kubeletplugin.kube.decoding import as_json
 from dra_kubeletplugin.kube.paging import read_all
 from dra_kubeletplugin.kube.resource import SLICES
 
-from ..reader import served
+from ..reader import served, slices_of_incomplete_pools
 from ..simulation.template_slices import template_slices
 from .cluster_access import TIMEOUT, config_of
 
@@ -77,14 +80,10 @@ async def _slices_of_pools(client: KubeClient, node: str) -> list[JSON]:
     resource = dataclasses.replace(SLICES, version=await served(client))
     head = {"apiVersion": resource.api_version, "kind": "ResourceSlice"}
 
-    async def read(selector: str) -> list[JSON]:
-        return await read_all(client, resource, lambda raw: {**head, **as_json(raw)}, fields=selector)
+    def decode(raw: msgspec.Raw) -> JSON:
+        return {**head, **as_json(raw)}
 
-    found = await read(f"spec.nodeName={node}")
-    pools = newest_by_pool(found)
+    found = await read_all(client, resource, decode, fields=f"spec.nodeName={node}")
     # Only the other slices of a pool show whether it is incomplete or not of one node.
-    short = {key for key, parts in pools.items() if len(parts) != parts[0]["spec"]["pool"]["resourceSliceCount"]}
-    found = [sl for sl in found if key_of(sl) not in short]
-    for driver in sorted({driver for driver, _ in short}):
-        found += [sl for sl in await read(f"spec.driver={driver}") if key_of(sl) in short]
-    return found
+    read_again = await slices_of_incomplete_pools(client, resource, found, decode)
+    return [*(sl for sl in found if key_of(sl) not in read_again), *chain.from_iterable(read_again.values())]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -13,7 +14,7 @@ from dra_devkit.generations import key_of, newest_by_pool
 from dra_kubeletplugin.base.json_types import JSON, ReadOnlyJSON
 from dra_kubeletplugin.base.text import counted, join_names, natural
 from dra_kubeletplugin.errors import ApiError, DraError
-from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.decoding import Bare, as_json
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.paging import read_all
@@ -21,7 +22,7 @@ from dra_kubeletplugin.kube.resource import CLASSES, NODES, SLICES, TAINT_RULES
 from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
 
 from ..doubled_resources import doubled_resources, overlapping
-from ..reader import served_as, take
+from ..reader import served_as, slices_of_incomplete_pools, take
 from ..snapshot import Snapshot
 from ..taints import BLOCKING_EFFECTS, taint_with_rule, with_rules
 from ..unevaluated.objects import all_not_evaluated
@@ -53,7 +54,11 @@ async def look(
             else set(await read_all(client, NODES, lambda item: msgspec.json.decode(item, type=Bare).metadata.name))
         )
         slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
-        others = await _others(client, resource, slices) if node else []
+        others: list[JSON] = []
+        if node:
+            known = {s["metadata"]["uid"] for s in slices}
+            pools = await slices_of_incomplete_pools(client, resource, slices)
+            others = [s for s in chain.from_iterable(pools.values()) if s["metadata"]["uid"] not in known]
         # Items of a list have no kind. In other versions than v1 a device has another form, whose fields are no unknown ones.
         head = {"kind": "ResourceSlice", "apiVersion": resource.api_version if resource.version == "v1" else ""}
         unevaluated = all_not_evaluated(Snapshot(slices=tuple({**sl, **head} for sl in slices)))
@@ -121,18 +126,6 @@ async def _rules(client: KubeClient) -> list[JSON]:
         return await read_all(client, resource, as_json) if resource is not None else []
     except ForbiddenError:
         return []
-
-
-async def _others(client: KubeClient, resource: Resource, slices: Sequence[ReadOnlyJSON]) -> list[ReadOnlyJSON]:
-    """Returns the other slices of pools that look incomplete: a slice of counters, for example, may have no ``nodeName``."""
-    missing = {
-        key for key, now in newest_by_pool(slices).items() if len(now) != now[0]["spec"]["pool"]["resourceSliceCount"]
-    }
-    known = {s["metadata"]["uid"] for s in slices}
-    found: list[ReadOnlyJSON] = []
-    for driver in sorted({driver for driver, _ in missing}):
-        found += await read_all(client, resource, as_json, fields=f"spec.driver={driver}")
-    return [s for s in found if key_of(s) in missing and s["metadata"]["uid"] not in known]
 
 
 def faults(
