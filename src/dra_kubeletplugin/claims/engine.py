@@ -236,9 +236,8 @@ class Engine:
             await self.store.do(lambda records: records.update_owned(record, fence), Mode.SYNC)
 
         def commit(records: Records) -> None:
-            records.update_owned(
-                record, fence
-            )  # in memory: the store writes the file of the record when this function has returned
+            # In memory: the store writes the file of the record when this function has returned.
+            records.update_owned(record, fence)
             self.files.put(record)
             self.files.note(record)
 

@@ -6,7 +6,6 @@ A second request for the same work joins the running task. Other work on the cla
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..base.telemetry.logs import set_log_fields
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import is_set_within
 from ..errors import DraError, describe
 
 log = logging.getLogger(__name__)
@@ -115,9 +115,7 @@ class BatchWindow:
 
     async def wait(self, uid: str) -> None:
         self.leave(uid)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._max_wait):
-                await self._open.wait()
+        await is_set_within(self._open, self._max_wait)
         self._open.set()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..base.backoff import Backoff
 from ..base.threads import in_own_thread
+from ..base.wakeup import is_set_within
 from ..cdi import ClaimSpecs
 from ..errors import DraError, RecordsError
 from ..kube.event_recorder import EventRecorder
@@ -146,9 +147,7 @@ class ClaimManager:
         """
         backoff = Backoff(*self.waits.recover_retries)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.waits.recover_check):
-                    await self.store.repaired.wait()
+            await is_set_within(self.store.repaired, self.waits.recover_check)
             self.store.repaired.clear()
             try:
                 done = await self.recovery.once()

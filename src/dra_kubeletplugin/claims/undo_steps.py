@@ -26,7 +26,7 @@ from ..driver.data import plain_json
 from ..driver.diagnostics.author_errors import calling_place
 from ..driver.hardware_lock import check_key
 from ..driver.process import ProcessSpec
-from ..errors import DraError, DriverError, DriverFailedError, StoppingError, printable, shown
+from ..errors import DraError, DriverError, DriverFailedError, StoppingError, kind_of, printable, shown
 from .inflight import as_dra_error
 from .processes import STEP as PROCESS
 from .processes import RecordUndoStep
@@ -282,7 +282,7 @@ def _stored(
 
 def mismatch(driver: Driver, name: str, first: str, data: Mapping[str, Any]) -> str:
     """Returns why the driver's method ``<name>(first, **data)`` cannot be called; empty if it can."""
-    cls = printable(type(driver).__name__)
+    cls = kind_of(driver)
     method = getattr(driver, name, None)
     if not callable(method):
         near = did_you_mean(name, [n for n in dir(type(driver)) if n not in dir(Driver)])

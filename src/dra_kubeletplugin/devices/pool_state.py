@@ -242,10 +242,9 @@ def rendered_pool(state: PoolState, policy: HealthPolicy, off: frozenset[str], n
         if gates and gates not in samples:
             samples[gates] = _whole(entry, state, taints, reason)
         rejection = _rejection_of(entry, state)
-        if not (taints or reason or state.per_device or rejection) and gates.isdisjoint(
-            off
-        ):  # published as the driver returned it
-            devices.append(entry)
+        changed = taints or reason or state.per_device or rejection
+        if not changed and gates.isdisjoint(off):
+            devices.append(entry)  # published as the driver returned it
             continue
         json = _whole(entry, state, taints, reason)
         if rejection is not None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 import msgspec
 
-from ...errors import DriverError, DriverFailedError, clip, printable, shown
+from ...errors import DriverError, DriverFailedError, clip, kind_of, printable, shown
 from ...resourceapi import version
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
@@ -110,7 +110,7 @@ def _written(value: object) -> Any:
         return str(value)
     if isinstance(value, (Capacity, RequestPolicy)):
         return value.json()
-    raise TypeError(f"parameters of type {printable(type(value).__name__)} cannot be written as JSON")
+    raise TypeError(f"parameters of type {kind_of(value)} cannot be written as JSON")
 
 
 def read_form(wanted: type, value: Any) -> Any:

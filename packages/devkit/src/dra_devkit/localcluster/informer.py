@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.wakeup import is_set_within
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.decoding import as_json
@@ -109,9 +109,7 @@ class Informers:
     async def loop(self, reconcile: Callable[[], Any], resync: float = 5.0) -> None:
         """Calls ``reconcile`` after changes, and every ``resync`` seconds. Never returns."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(resync):
-                    await self.changed.wait()
+            await is_set_within(self.changed, resync)
             self.changed.clear()
             if not self.synced:
                 continue

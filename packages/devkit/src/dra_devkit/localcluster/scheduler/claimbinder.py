@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from weakref import WeakValueDictionary
 
 from dra_kubeletplugin.base.json_types import JSON
+from dra_kubeletplugin.base.wakeup import is_set_within
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
@@ -208,9 +209,7 @@ class ClaimBinder:
                 raise SchedulerError(state.reason or TIMED_OUT)
             if state.remaining:
                 remaining = min(remaining, state.remaining)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.01, min(_CHECK_INTERVAL, remaining))):
-                    await changed.wait()
+            await is_set_within(changed, max(0.01, min(_CHECK_INTERVAL, remaining)))
 
     def _current(self, claim: JSON) -> JSON:
         meta = claim["metadata"]

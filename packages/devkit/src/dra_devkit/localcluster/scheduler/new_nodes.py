@@ -7,9 +7,10 @@ not delayed, as in Kubernetes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from typing import Any
+
+from dra_kubeletplugin.base.wakeup import is_set_within
 
 # Seconds to wait for one node. The time is limited, because the node controller may not remove a taint that another client set.
 _MAX_WAIT = 0.5
@@ -41,6 +42,4 @@ class NewNodes:
                 self._until.clear()
                 return
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(remaining):
-                    await self._changed.wait()
+            await is_set_within(self._changed, remaining)

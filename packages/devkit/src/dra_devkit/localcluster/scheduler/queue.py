@@ -8,11 +8,12 @@ most about five minutes. Changes during the pod's own scheduling cycle count too
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from dra_kubeletplugin.base.wakeup import is_set_within
 
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange, helps
@@ -131,9 +132,7 @@ class SchedulingQueue:
                 self._cycles[uid] = _Cycle(entry, self._logged)
                 return entry
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._time_to_next_pod()):
-                    await self._wake.wait()
+            await is_set_within(self._wake, self._time_to_next_pod())
 
     def done(self, uid: str) -> None:
         """Ends the cycle of a pod that has a node."""
