@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import subprocess
+import sys
 import threading
 import time
 
@@ -100,3 +102,28 @@ async def test_hanging_calls_of_a_driver_do_not_block_the_work_of_the_package() 
     finally:
         gate.set()
         await asyncio.gather(*hung)
+
+
+FRAMES = """
+import gc, threading, time
+from dra_kubeletplugin.base.threads import current_frames
+
+threads_ended = threading.Event()
+
+def start_threads():
+    for _ in range(2000):
+        threading.Thread(target=int).start()
+    threads_ended.set()
+
+gc.callbacks.append(lambda phase, info: time.sleep(0))
+gc.set_threshold(1)
+threading.Thread(target=start_threads, daemon=True).start()
+while not threads_ended.is_set():
+    assert threading.get_ident() in current_frames()
+print(gc.isenabled())
+"""
+
+
+def test_frames_are_read_while_threads_start_and_garbage_is_collected() -> None:
+    done = subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -9,10 +9,13 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import gc
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,6 +23,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]  # must not raise
 _START_AGAIN = 1.0  # seconds until a thread is started again, after the machine had none left
+
+_reading_frames = threading.Lock()
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Returns the frame in which each thread is, by the thread's id.
+
+    In Python 3.11, a garbage collection meanwhile can block all threads for ever (https://github.com/python/cpython/issues/106883).
+    """
+    with _reading_frames:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 class Threads:

@@ -7,12 +7,12 @@ check that hangs occupies its thread. When such checks occupy all threads, only 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from ..base.threads import current_frames
 from ..errors import DriverFailedError
 from .calls import Calls
 from .diagnostics.author_errors import running_line
@@ -75,4 +75,4 @@ class ParameterChecks:
 
 def _line(thread: int) -> str:
     """Returns ``folder/file.py:14 in GpuConfig.check`` for the code that a thread runs now; empty if it is not an author's code."""
-    return running_line(sys._current_frames().get(thread))
+    return running_line(current_frames().get(thread))

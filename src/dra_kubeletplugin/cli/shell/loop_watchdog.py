@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
 
+from ...base.threads import current_frames
 from ...driver.diagnostics.author_errors import running_line
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int, pause: float, check_int
         checks, where = 0, ""
         while not responded.wait(check_interval):
             checks += 1
-            if checks >= _CHECKS and not where and (where := running_line(sys._current_frames().get(thread))):
+            if checks >= _CHECKS and not where and (where := running_line(current_frames().get(thread))):
                 log.warning(
                     "the event loop is blocked by %s: calls of the kubelet, probes and all claims wait; `await` slow operations, or "
                     "make the method plain `def`, which runs in a thread",

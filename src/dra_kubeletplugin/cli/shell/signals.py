@@ -8,12 +8,12 @@ import logging
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Collection
 from types import CoroutineType, FrameType
 from typing import Any
 
+from ...base.threads import current_frames
 from ...errors import clip
 from .exit_codes import Exit
 
@@ -131,7 +131,7 @@ class StopSignal:
         out = []
         if self._body is not None and not self._body.done():
             out.append(f"the main task waits in {_innermost(self._body)}")
-        frames = sys._current_frames()
+        frames = current_frames()
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
             if frame is not None and thread.name == "driver":
