@@ -19,7 +19,7 @@ from dra_devkit.kubernetes_releases import Features
 from dra_devkit.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.kube.resource import CLAIMS, POOL_STATUS_REQUESTS
+from dra_kubeletplugin.kube.resource import CLAIMS, NODES, POOL_STATUS_REQUESTS
 from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_tools.top.pools import count_pools
 from packages.tools.tests.accounts import token_with_rules, write_kubeconfig
@@ -40,8 +40,21 @@ async def running(release: str, *gates: str) -> AsyncIterator[LocalCluster]:
         release, dict.fromkeys(("DRAResourcePoolStatus", *gates), True), {"resource.k8s.io/v1alpha3": True}
     )
     async with LocalCluster((), features=features) as cluster:
-        await cluster.apply(node("node-1"), node("node-2"))
+        await add_nodes(cluster, "node-1", "node-2")
         yield cluster
+
+
+async def add_nodes(cluster: LocalCluster, *names: str) -> None:
+    """Adds nodes, and waits until the node controller has removed the not-ready taint that the API server gives to new nodes.
+
+    Before that the page counts the devices of the nodes as unavailable.
+    """
+    await cluster.apply(*map(node, names))
+
+    async def are_ready() -> bool:
+        return not any(n["spec"].get("taints") for n in (await cluster.client.list(NODES))["items"])
+
+    await cluster.wait("the nodes to be ready", are_ready)
 
 
 async def allocate(cluster: LocalCluster, name: str, pool: str, *devices: str, **result: Any) -> None:
@@ -141,7 +154,8 @@ async def test_views_of_1_37_and_differences_of_the_two_counts_are_shown(capsys:
 
 async def test_a_cluster_without_the_api_shows_the_usual_page_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     async with LocalCluster((), features=Features.of("1.36")) as cluster:
-        await cluster.apply(node("node-1"), slice_of("node-1", FOUR))
+        await add_nodes(cluster, "node-1")
+        await cluster.apply(slice_of("node-1", FOUR))
         assert await dra_top(cluster, "--pool-status") == 3
         out = " ".join(capsys.readouterr().out.split())
         assert "note: this cluster does not serve resourcepoolstatusrequests.resource.k8s.io" in out
