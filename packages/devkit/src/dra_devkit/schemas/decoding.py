@@ -22,7 +22,6 @@ from dra_kubeletplugin.resourceapi import quantity
 from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
-_MAX_DEPTH = 100
 _ZERO = {
     Form.STRING: "",
     Form.INT32: 0,
@@ -70,8 +69,6 @@ def _struct(value: Any, shape: Struct, path: str, where: str, owner: Struct, unk
     """
     if not isinstance(value, Mapping):
         raise _mistyped(value, where, shape, owner)
-    if path.count(".") > _MAX_DEPTH:
-        raise DecodeError("exceeded max depth")
     out: JSON = {}
     fields = shape.fields
     names: Iterable[str] = fields

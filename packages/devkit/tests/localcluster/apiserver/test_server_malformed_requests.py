@@ -134,6 +134,34 @@ async def test_invalid_bodies_are_rejected(curl: ApiCaller, path: str, type_: st
             )
 
 
+def deep_class(levels: int) -> str:
+    parameters: JSON = {}
+    for _ in range(levels - 6):  # the class, spec, config, its entry, opaque and the outermost object of the parameters
+        parameters = {"a": parameters}
+    config = [{"opaque": {"driver": "toy.example.com", "parameters": parameters}}]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+    return json.dumps({**kind, "metadata": {"name": "deep"}, "spec": {"config": config}})
+
+
+@pytest.mark.parametrize("type_", ["application/json", "application/yaml", *PATCHES])
+async def test_bodies_of_more_than_200_levels_are_rejected(curl: ApiCaller, type_: str) -> None:
+    path = "/apis/resource.k8s.io/v1/deviceclasses"
+    response = await curl("POST", path, deep_class(201), {"Content-Type": type_})
+    assert (response.status, response.json["message"]) == (400, "the body is nested too deeply: exceeded max depth 200")
+    response = await curl("POST", path, deep_class(200))
+    assert response.status == 201, response.body
+    if type_ in PATCHES:  # an object of as many levels is merged
+        response = await curl("PATCH", f"{path}/deep", deep_class(200), {"Content-Type": type_}, fieldManager="m")
+        assert response.status == 200, response.body
+
+
+async def test_yaml_aliases_count_as_nested_levels(curl: ApiCaller) -> None:
+    chain = "".join(f"- &a{i} [*a{i - 1}]\n" for i in range(1, 300))
+    response = await curl("POST", "/api/v1/namespaces", f"- &a0 []\n{chain}", {"Content-Type": "application/yaml"})
+    assert response.status == 400
+    assert response.json["message"] == "the body is nested too deeply: exceeded max depth 200"
+
+
 async def test_a_body_above_the_size_limit_is_rejected(curl: ApiCaller) -> None:
     body = json.dumps({"metadata": {"name": "x"}, "data": {"a": "b" * 4_000_000}})
     response = await curl("POST", "/api/v1/namespaces/default/configmaps", body)

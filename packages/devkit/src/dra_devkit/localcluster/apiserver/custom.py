@@ -13,7 +13,6 @@ from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, in
 
 from ...scheduling.cel.patterns import regex
 from ...schemas import decoding, shapes
-from ...schemas.decoding import DecodeError
 from ...schemas.merging import Type, from_schema
 from ...validation import metadata as metadata_rules
 from . import custom_rules
@@ -145,8 +144,6 @@ def pruned(obj: Mapping[str, Any], schema: Schema, unknown: list[str]) -> JSON:
 
 
 def _prune(value: Any, schema: Schema, path: str, unknown: list[str]) -> Any:
-    if path.count(".") > 100:
-        raise DecodeError("exceeded max depth")
     if isinstance(value, dict):
         fields, rest = schema.get("properties") or {}, schema.get("additionalProperties")
         keeps = schema.get("x-kubernetes-preserve-unknown-fields") or rest is True

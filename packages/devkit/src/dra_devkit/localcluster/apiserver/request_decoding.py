@@ -19,6 +19,9 @@ LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
+_MAX_DEPTH = (
+    200  # levels of lists and objects in a body, as in files. Deeper ones would reach Python's limit of recursion.
+)
 _MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
 
 
@@ -36,15 +39,22 @@ def media_type(request: Request) -> str:
 
 def read(request: Request) -> Body:
     """Decodes a request's body by its media type. Raises :class:`StatusError`."""
-    kind, data = media_type(request), request.body
-    if len(data) > LIMIT:
+    if len(request.body) > LIMIT:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
+    kind = media_type(request)
+    value = _decode(kind, request.body)
+    if _is_too_deep(value):
+        raise bad_request(f"the body is nested too deeply: exceeded max depth {_MAX_DEPTH}")
+    return Body(value, _duplicates(request.body, value) if kind in _JSON else ())
+
+
+def _decode(kind: str, data: bytes) -> Any:
     if kind == protobuf.MEDIA_TYPE:
-        return Body(_protobuf(data))
+        return _protobuf(data)
     if kind in _JSON:
         return _json(data)
     if kind in _YAML:
-        return Body(_yaml(data))
+        return _yaml(data)
     accepted = ", ".join(("application/json", "application/yaml", protobuf.MEDIA_TYPE))
     raise StatusError(
         415,
@@ -80,14 +90,11 @@ def _protobuf(data: bytes) -> JSON:
         raise bad_request(f"the protobuf body cannot be read: {e}") from None
 
 
-def _json(data: bytes) -> Body:
+def _json(data: bytes) -> Any:
     try:
-        value = msgspec.json.decode(data)
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
         raise bad_request(f"the body is not JSON: {e}") from None
-    # A body that is equal to its decoded and encoded value has no duplicate fields. Most bodies are, so the slow search is rare.
-    skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
-    return Body(value, () if skip_search else _duplicates(data))
 
 
 def _yaml(data: bytes) -> Any:
@@ -109,6 +116,14 @@ def _yaml(data: bytes) -> Any:
         raise bad_request(f"error converting YAML to JSON: {problem}") from None
 
 
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        holders = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
+        level = [item for values in holders for item in values]
+    return any(isinstance(v, dict | list) for v in level)
+
+
 class _Object(dict[str, Any]):
     duplicates: tuple[str, ...] = ()
 
@@ -119,10 +134,16 @@ def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
     return out
 
 
-def _duplicates(data: bytes) -> tuple[str, ...]:
+def _duplicates(data: bytes, value: Any) -> tuple[str, ...]:
+    """Returns the paths of duplicate fields in a body.
+
+    A body that is equal to its decoded and encoded value has none. Most bodies are, so the slow search is rare.
+    """
+    if len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data:
+        return ()
     try:
         return tuple(_paths(json.loads(data, object_pairs_hook=_pairs), ""))
-    except (ValueError, RecursionError):
+    except ValueError:
         return ()
 
 
