@@ -19,7 +19,7 @@ import msgspec
 from dra_kubeletplugin.base.json_types import JSON
 from dra_kubeletplugin.resourceapi import quantity
 
-from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
+from .shapes import SCHEMA, Field, Form, ListShape, MapShape, Shape, Struct, go_name, named
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _ZERO = {
@@ -35,6 +35,7 @@ _ZERO = {
 _STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
+_SCHEMAS = (Form.SCHEMA_OR_LIST, Form.SCHEMA_OR_BOOL, Form.SCHEMA_OR_STRINGS)
 _NO_STRUCT = Struct("")
 
 
@@ -150,7 +151,7 @@ def _may_have_empty(value: Any) -> bool:
 
 def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
     if isinstance(shape, Form):
-        return _scalar(value, shape, where, owner)
+        return _schema(value, shape) if shape in _SCHEMAS else _scalar(value, shape, where, owner)
     if isinstance(shape, Struct):
         return _struct(value, shape, path, where, owner, unknown)
     if isinstance(shape, ListShape):
@@ -162,6 +163,21 @@ def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unkno
         raise _mistyped(value, where, shape, owner)
     inner = shape.value.shape
     return {k: _element(v, inner, f"{path}.{k}", where, owner, unknown) for k, v in value.items()}
+
+
+def _schema(value: Any, form: Form) -> Any:
+    """Decodes a schema, or what a CustomResourceDefinition can have in its place. Unknown fields are dropped silently, as in Go."""
+    schema = named(SCHEMA)
+    if isinstance(value, Mapping):
+        return _value(value, schema, "", "", _NO_STRUCT, [])
+    if form is Form.SCHEMA_OR_BOOL:
+        if not isinstance(value, bool):
+            raise DecodeError("boolean or JSON schema expected")
+        return value
+    if not isinstance(value, list):
+        return None
+    item = schema if form is Form.SCHEMA_OR_LIST else Form.STRING
+    return [_element(v, item, "", "", _NO_STRUCT, []) for v in value]
 
 
 def _element(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:

@@ -55,6 +55,51 @@ async def test_a_rule_sees_a_value_with_the_type_of_its_schema(
     assert f"failed rule: {rule}" in rejected.message
 
 
+NAMED: JSON = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+OPTIONAL = {**NAMED, "required": ["n"]}
+MAP = {"type": "array", "x-kubernetes-list-type": "map"}
+KEYS = "x-kubernetes-list-map-keys"
+
+
+@pytest.mark.parametrize(
+    ("list_", "reason", "field", "message"),
+    [
+        ({"type": "array"}, "Required", "items", "must be specified"),
+        ({"type": "array", "items": 5}, "Required", "items", "must be specified"),
+        ({"type": "array", "items": [NAMED]}, "Forbidden", "items", "items must be a schema object and not an array"),
+        ({**MAP, KEYS: ["name"]}, "Required", "items", "must have a schema if x-kubernetes-list-type is map"),
+        ({**MAP, "items": NAMED}, "Required", KEYS, "must not be empty if x-kubernetes-list-type is map"),
+        ({**MAP, "items": NAMED, KEYS: ["id"]}, "Invalid", KEYS, '["id"]: entries must all be names of item properties'),
+        ({**MAP, "items": OPTIONAL, KEYS: ["name"]}, "Required", "items.properties[name].default", "this property is in x-kubernetes-list-map-keys"),
+        ({**MAP, "items": {**NAMED, "type": "string"}, KEYS: ["name"]}, "Invalid", "items.type", "must be object if parent array's"),
+        ({"type": "array", "items": NAMED, KEYS: ["name"]}, "Required", "x-kubernetes-list-type", "must be map if x-kubernetes-list-map-keys is non-empty"),
+        ({**MAP, "x-kubernetes-list-type": "set", "items": NAMED, KEYS: ["name"]}, "Invalid", "x-kubernetes-list-type", '"set": must be map if'),
+        ({"type": "array", "items": NAMED, "x-kubernetes-list-type": "bag"}, "NotSupported", "x-kubernetes-list-type", '"atomic", "map", "set"'),
+    ],
+)  # fmt: skip
+async def test_a_schema_of_a_list_that_cannot_be_merged_is_rejected(
+    curl: ApiCaller, list_: JSON, reason: str, field: str, message: str
+) -> None:
+    rejected = await curl("POST", DEFINITIONS, definition({"type": "object", "properties": {"x": list_}}))
+    where = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x]"
+    assert rejected.causes == [(f"FieldValue{reason}", f"{where}.{field}")]
+    assert message in rejected.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"additionalProperties": 1}, "boolean or JSON schema expected"),
+        ({"items": {"type": 1}}, "json: cannot unmarshal number into Go struct field JSONSchemaProps.type of type string"),
+        ({"properties": {"a": "x"}}, "json: cannot unmarshal string into Go struct field"),
+        ({"items": [{"maxLength": "x"}]}, "JSONSchemaProps.maxLength of type int64"),
+    ],
+)  # fmt: skip
+async def test_a_schema_with_values_of_wrong_types_is_rejected(curl: ApiCaller, schema: JSON, message: str) -> None:
+    rejected = await curl("POST", DEFINITIONS, definition({"type": "object", "properties": {"x": schema}}))
+    assert (rejected.status, message in rejected.message) == (400, True), rejected.message
+
+
 @pytest.mark.parametrize(
     ("rule", "reason", "field", "message"),
     [

@@ -319,7 +319,7 @@ async def test_an_event_is_served_in_both_api_groups(curl: ApiCaller) -> None:
 
 
 NUMBER, STRING = {"type": "integer"}, {"type": "string"}
-PART = {"type": "object", "properties": {"name": STRING, "n": NUMBER}}
+PART = {"type": "object", "required": ["name"], "properties": {"name": STRING, "n": NUMBER}}
 PARTS = {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"], "items": PART}
 MODE = {"type": "string", "default": "fast", "enum": ["fast", "slow"]}
 FOO = {

@@ -12,6 +12,7 @@ import pytest
 
 from dra_devkit.localcluster.apiserver.kinds import Registry, ServedKind
 from dra_kubeletplugin.base.json_types import JSON
+from packages.devkit.tests.localcluster.apiserver.custom_resources import definition
 from packages.devkit.tests.localcluster.apiserver.samples import collection, sample
 from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse
 
@@ -93,6 +94,42 @@ async def test_mutated_objects_are_stored_or_rejected_with_a_message(curl: ApiCa
             "DELETE", name, {"gracePeriodSeconds": dice.choice(ODD_VALUES), "preconditions": dice.choice(ODD_VALUES)}
         )
     )
+
+
+ITEM = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+ITEM_RULE = {"rule": "self.name != 'b'", "message": "m", "messageExpression": "'x'"}
+LIST = {"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"], "items": ITEM}
+SCHEMA: JSON = {
+    "type": "object",
+    "required": ["a"],
+    "properties": {
+        "a": {"type": "string", "pattern": "^x$", "enum": ["x", "y"], "default": "x", "maxLength": 5},
+        "b": {"type": "integer", "minimum": 1, "maximum": 5, "format": "int32"},
+        "c": {**LIST, "items": {**ITEM, "x-kubernetes-validations": [ITEM_RULE]}},
+        "d": {"type": "object", "additionalProperties": {"type": "number"}},
+        "e": {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "f": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        "n": {"type": "string", "nullable": True},
+    },
+}
+SPEC = {"a": "x", "b": 2, "c": [{"name": "a"}], "d": {"q": 1.5}, "e": 3, "f": {"x": [1]}, "n": None}
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("seed", range(16))
+async def test_mutated_schemas_are_rejected_or_serve_objects(curl: ApiCaller, seed: int) -> None:
+    dice = random.Random(seed)
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for _ in range(ROUNDS * 2):
+        response = await curl("POST", definitions, definition(mutate(SCHEMA, dice)))
+        assert_valid_response(response)
+        if response.status == 201:
+            for number in range(4):
+                spec = mutate(SPEC, dice) if number else SPEC
+                foo = {"kind": "Foo", "apiVersion": "example.com/v1", "metadata": {"name": f"f{number}"}, "spec": spec}
+                assert_valid_response(await curl("POST", "/apis/example.com/v1/foos", foo))
+            assert_valid_response(await curl("GET", "/apis/example.com/v1/foos"))
+            await curl("DELETE", f"{definitions}/foos.example.com")
 
 
 DUPLICATE_KEY = b'{"metadata":{"name":"x"},"metadata":{"name":"y"}}'

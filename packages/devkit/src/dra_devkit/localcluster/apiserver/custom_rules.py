@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_kubeletplugin.base.json_types import JSON
-from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, invalid
+from dra_kubeletplugin.resourceapi.validation.field_errors import FieldError, forbidden, invalid, required, unsupported
 
 from ...scheduling.cel.ast import Ident, children
 from ...scheduling.cel.expressions import DYN, Budget, CelEnvironment, Expression
@@ -24,6 +24,7 @@ from ...scheduling.cel.values import NONE, CelError, CompileError, Optional, Typ
 
 Schema = Mapping[str, Any]
 RULES = "x-kubernetes-validations"
+_LIST_TYPE, _LIST_KEYS = "x-kubernetes-list-type", "x-kubernetes-list-map-keys"
 _ROOT = "<nil>"  # Kubernetes prints this as the path of the whole object
 _BOOL, _STRING = Type("bool"), Type("string")
 _SCALARS = {"string": "string", "boolean": "bool", "integer": "int", "number": "double"}
@@ -148,9 +149,14 @@ def fits_format(text: str, name: str) -> bool:
 
 
 def definition_faults(schema: Schema, path: str) -> list[FieldError]:
-    """Returns an error for each rule in a schema that does not compile. ``path`` is the schema's path in its definition."""
+    """Returns an error for each rule in a schema that does not compile, and the errors of its lists.
+
+    Args:
+        path: the schema's path in its definition.
+    """
     out: list[FieldError] = []
     for node, where, root in nodes(schema, path, root=True):
+        out += _list_faults(node, where)
         for i, declared in enumerate(node.get(RULES) or ()):
             try:
                 _compile(declared, node, root=root)
@@ -163,6 +169,36 @@ def definition_faults(schema: Schema, path: str) -> list[FieldError]:
                     invalid(f"{where}.{RULES}[{i}].reason", declared["reason"], f"must be one of {', '.join(_REASONS)}")
                 )
     return out
+
+
+def _list_faults(node: Schema, where: str) -> Iterator[FieldError]:
+    """Yields the errors of the schema of a list, because of which its values could not be merged."""
+    items, kind, keys = node.get("items"), node.get(_LIST_TYPE), node.get(_LIST_KEYS) or ()
+    if isinstance(items, list):
+        yield forbidden(f"{where}.items", "items must be a schema object and not an array")
+        return
+    if items is None and (node.get("type") == "array" or kind == "map"):
+        text = "must have a schema if x-kubernetes-list-type is map" if kind == "map" else "must be specified"
+        yield required(f"{where}.items", text)
+    if kind not in {None, "atomic", "set", "map"}:
+        yield unsupported(f"{where}.{_LIST_TYPE}", kind, ("atomic", "map", "set"))
+    if keys and kind != "map":
+        at, text = f"{where}.{_LIST_TYPE}", "must be map if x-kubernetes-list-map-keys is non-empty"
+        yield required(at, text) if kind is None else invalid(at, kind, text)
+    if kind != "map" or items is None:
+        return
+    if not keys:
+        yield required(f"{where}.{_LIST_KEYS}", "must not be empty if x-kubernetes-list-type is map")
+    if items.get("type") != "object":
+        text = "must be object if parent array's x-kubernetes-list-type is map"
+        yield invalid(f"{where}.items.type", items.get("type", ""), text)
+    properties = items.get("properties") or {}
+    if not set(keys) <= properties.keys():
+        yield invalid(f"{where}.{_LIST_KEYS}", keys, "entries must all be names of item properties")
+    for key in keys:
+        if key in properties and key not in (items.get("required") or ()) and properties[key].get("default") is None:
+            text = "this property is in x-kubernetes-list-map-keys, so it must have a default or be a required property"
+            yield required(f"{where}.items.properties[{key}].default", text)
 
 
 def nodes(schema: Schema, path: str, *, root: bool = False) -> Iterator[tuple[Schema, str, bool]]:
@@ -243,7 +279,7 @@ def _violations(
 
 def _same_item(item: Any, old: Any, schema: Schema) -> Any:
     """Returns the old value of a list item: the old item with the same keys. Always None if the schema declares no keys."""
-    keys = schema.get("x-kubernetes-list-map-keys") or ()
+    keys = schema.get(_LIST_KEYS) or ()
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return None
     return next((o for o in old if isinstance(o, dict) and all(o.get(k) == item.get(k) for k in keys)), None)
