@@ -127,3 +127,27 @@ print(gc.isenabled())
 def test_frames_are_read_while_threads_start_and_garbage_is_collected() -> None:
     done = subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+FORKS = """
+import gc, os, sys, threading
+from dra_kubeletplugin.base.threads import current_frames
+
+def read_frames():
+    while True:
+        current_frames()
+
+threading.Thread(target=read_frames, daemon=True).start()
+for _ in range(100):
+    child = os.fork()
+    if not child:
+        os._exit(0 if gc.isenabled() and current_frames() else 1)
+    if os.waitpid(child, 0)[1]:
+        sys.exit("a child has no garbage collection")
+"""
+
+
+def test_a_child_that_is_forked_while_frames_are_read_collects_garbage_and_reads_frames() -> None:
+    words = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

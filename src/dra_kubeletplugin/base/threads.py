@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import os
 import sys
 import threading
 from collections import deque
@@ -25,6 +26,12 @@ Job = Callable[[], None]  # must not raise
 _START_AGAIN = 1.0  # seconds until a thread is started again, after the machine had none left
 
 _reading_frames = threading.Lock()
+# A child process that is forked meanwhile would have no garbage collection, and a lock that stays held.
+os.register_at_fork(
+    before=_reading_frames.acquire,
+    after_in_parent=_reading_frames.release,
+    after_in_child=_reading_frames.release,
+)
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -82,7 +82,7 @@ def _named(name: str) -> Type:
 
 def from_schema(schema: Schema) -> Type:
     """Returns the merge type of an OpenAPI schema: a built-in kind's, or a custom resource's."""
-    if "oneOf" in schema or schema.get("x-kubernetes-int-or-string"):
+    if schema.get("x-kubernetes-int-or-string") or ("oneOf" in schema and "type" not in schema):
         return Scalar.UNTYPED
     if schema.get("type") == "array":
         return _list(schema)

@@ -87,6 +87,36 @@ async def test_a_schema_of_a_list_that_cannot_be_merged_is_rejected(
 
 
 @pytest.mark.parametrize(
+    ("keyword", "value"), [("$ref", "#/definitions/x"), ("definitions", {"x": NAMED}), ("dependencies", {"x": ["y"]})]
+)
+async def test_a_schema_with_a_keyword_that_kubernetes_lacks_is_rejected(
+    curl: ApiCaller, keyword: str, value: Any
+) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "object", keyword: value}}}
+    rejected = await curl("POST", DEFINITIONS, definition(schema))
+    where = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x]"
+    assert rejected.causes == [("FieldValueForbidden", f"{where}.{keyword}")]
+    assert f"{keyword} is not supported" in rejected.message
+
+
+async def test_defaults_of_nested_fields_named_as_type_metadata_are_set(curl: ApiCaller) -> None:
+    parent = {**NAMED, "properties": {**NAMED["properties"], "kind": {"type": "string", "default": "Gateway"}}}
+    parents = {**MAP, KEYS: ["kind", "name"], "items": parent}
+    await curl.make(DEFINITIONS, definition({"type": "object", "properties": {"parents": parents}}))
+    created = await curl.make(FOOS, foo(parents=[{"name": "g"}]))
+    assert created["spec"] == {"parents": [{"name": "g", "kind": "Gateway"}]}
+
+
+async def test_objects_whose_schema_has_alternatives_can_be_applied(curl: ApiCaller) -> None:
+    alternatives = [{"required": ["a"]}, {"required": ["b"]}]
+    properties = {"a": {"type": "string"}, "b": {"type": "string"}}
+    await curl.make(DEFINITIONS, definition({"type": "object", "oneOf": alternatives, "properties": properties}))
+    apply = {"Content-Type": "application/apply-patch+yaml"}
+    applied = await curl("PATCH", f"{FOOS}/f", foo(a="x"), apply, fieldManager="m")
+    assert (applied.status, applied.json["spec"]) == (201, {"a": "x"})
+
+
+@pytest.mark.parametrize(
     ("schema", "message"),
     [
         ({"additionalProperties": 1}, "boolean or JSON schema expected"),

@@ -174,8 +174,6 @@ def fill(obj: Any, schema: Schema) -> None:
     """Sets the schema's defaults in place. A null in a field that is not nullable counts as absent."""
     if isinstance(obj, dict):
         for name, inner in (schema.get("properties") or {}).items():
-            if name in _META:
-                continue
             if "default" in inner and (name not in obj or (obj[name] is None and not inner.get("nullable"))):
                 obj[name] = copy.deepcopy(inner["default"])
             if name in obj:

@@ -24,6 +24,7 @@ from ...scheduling.cel.values import NONE, CelError, CompileError, Optional, Typ
 
 Schema = Mapping[str, Any]
 RULES = "x-kubernetes-validations"
+_UNSUPPORTED = ("additionalItems", "patternProperties", "definitions", "dependencies", "$ref")
 _LIST_TYPE, _LIST_KEYS = "x-kubernetes-list-type", "x-kubernetes-list-map-keys"
 _ROOT = "<nil>"  # Kubernetes prints this as the path of the whole object
 _BOOL, _STRING = Type("bool"), Type("string")
@@ -149,13 +150,14 @@ def fits_format(text: str, name: str) -> bool:
 
 
 def definition_faults(schema: Schema, path: str) -> list[FieldError]:
-    """Returns an error for each rule in a schema that does not compile, and the errors of its lists.
+    """Returns the errors of a schema: rules that do not compile, keywords that Kubernetes refuses, and lists that cannot be merged.
 
     Args:
         path: the schema's path in its definition.
     """
     out: list[FieldError] = []
     for node, where, root in nodes(schema, path, root=True):
+        out += [forbidden(f"{where}.{key}", f"{key} is not supported") for key in _UNSUPPORTED if node.get(key)]
         out += _list_faults(node, where)
         for i, declared in enumerate(node.get(RULES) or ()):
             try:

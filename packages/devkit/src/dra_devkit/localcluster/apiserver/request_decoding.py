@@ -43,8 +43,7 @@ def read(request: Request) -> Body:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
     kind = media_type(request)
     value = _decode(kind, request.body)
-    if _is_too_deep(value):
-        raise bad_request(f"the body is nested too deeply: exceeded max depth {_MAX_DEPTH}")
+    check_depth(value)
     return Body(value, _duplicates(request.body, value) if kind in _JSON else ())
 
 
@@ -116,12 +115,14 @@ def _yaml(data: bytes) -> Any:
         raise bad_request(f"error converting YAML to JSON: {problem}") from None
 
 
-def _is_too_deep(value: Any) -> bool:
+def check_depth(value: Any) -> None:
+    """Raises :class:`StatusError` if a decoded body, or the object that a patch results in, is nested too deeply."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         holders = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list))
         level = [item for values in holders for item in values]
-    return any(isinstance(v, dict | list) for v in level)
+    if any(isinstance(v, dict | list) for v in level):
+        raise bad_request(f"the object is nested too deeply: exceeded max depth {_MAX_DEPTH}")
 
 
 class _Object(dict[str, Any]):
@@ -143,7 +144,7 @@ def _duplicates(data: bytes, value: Any) -> tuple[str, ...]:
         return ()
     try:
         return tuple(_paths(json.loads(data, object_pairs_hook=_pairs), ""))
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
 
 

@@ -143,6 +143,7 @@ class Writer:
             raise not_found(target)
         current = strategy.outgoing(target.kind, target.version, old)
         patched = patch.apply(kind, target, current, change)
+        request_decoding.check_depth(patched)
         if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
             raise bad_request("the patch does not result in an object with metadata")
         self._check_name(target, patched["metadata"])
