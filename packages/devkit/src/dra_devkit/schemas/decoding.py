@@ -35,7 +35,6 @@ _ZERO = {
 _STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
-_SCHEMAS = (Form.SCHEMA_OR_LIST, Form.SCHEMA_OR_BOOL, Form.SCHEMA_OR_STRINGS)
 _NO_STRUCT = Struct("")
 
 
@@ -151,7 +150,7 @@ def _may_have_empty(value: Any) -> bool:
 
 def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
     if isinstance(shape, Form):
-        return _schema(value, shape) if shape in _SCHEMAS else _scalar(value, shape, where, owner)
+        return _scalar(value, shape, where, owner)
     if isinstance(shape, Struct):
         return _struct(value, shape, path, where, owner, unknown)
     if isinstance(shape, ListShape):
@@ -206,6 +205,8 @@ def _scalar(value: Any, form: Form, where: str, owner: Struct) -> Any:
             return _time(value, form)
         case Form.BYTES:
             return _bytes(value, where, form, owner)
+        case Form.SCHEMA_OR_LIST | Form.SCHEMA_OR_BOOL | Form.SCHEMA_OR_STRINGS:
+            return _schema(value, form)
         case _:
             return value
     if not good:

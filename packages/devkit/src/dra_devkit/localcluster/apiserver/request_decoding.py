@@ -19,9 +19,7 @@ LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
-_MAX_DEPTH = (
-    200  # levels of lists and objects in a body, as in files. Deeper ones would reach Python's limit of recursion.
-)
+_MAX_DEPTH = 200  # levels of lists and objects, as in files; deeper ones would reach Python's limit of recursion
 _MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
 
 
